@@ -1,0 +1,1 @@
+"""Adaptive ε-greedy exploration for TorchRL."""

@@ -1,0 +1,1 @@
+"""The paper's three domains as batched, device-resident TorchRL environments."""
