@@ -1,0 +1,204 @@
+"""What the three domains share: a batched, stateless environment that resets without branching."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.envs import EnvBase
+
+from bmc_torchrl.envs.factored import active_features, index_from_encoding, one_hot_encoding
+
+__all__ = ["BatchedEnv", "Observation"]
+
+Observation = Literal["state", "encoded"]
+
+
+class BatchedEnv(EnvBase):  # type: ignore[misc]
+    """A batch of independent copies of one domain, stepped as plain tensors on one device.
+
+    The whole state travels in the tensordict (keys ``"state"``, ``"step_count"`` and whatever
+    :meth:`_hidden_spec` adds), so nothing is kept between calls: a rollout continues from any
+    stored tensordict, and ``reset(tensordict, set_state=True)`` starts from the states it holds.
+    Finished copies are reset by :func:`torch.where`: no host synchronisation, no graph break.
+
+    Randomness comes from torch's *global* generator, which :meth:`set_seed` seeds.
+
+    Args:
+        sizes: Number of values of each digit of the discrete state.
+        num_actions: Number of actions.
+        observation: ``"state"`` for the index alone, ``"encoded"`` to add ``"observation"``.
+        batch_size: Shape of the batch; ``()`` is a single environment.
+        device: Where all tensors live.
+        max_steps: Steps after which an episode is truncated; ``None`` for no limit.
+        one_hot_actions: Actions are one-hot vectors instead of indices.
+    """
+
+    batch_locked = True
+    _supports_set_state = True
+
+    def __init__(
+        self,
+        *,
+        sizes: Sequence[int],
+        num_actions: int,
+        observation: Observation = "state",
+        batch_size: Sequence[int] | int = (),
+        device: torch.device | str | None = None,
+        max_steps: int | None = 200,
+        one_hot_actions: bool = False,
+    ) -> None:
+        if observation not in ("state", "encoded"):
+            raise ValueError(f'observation must be "state" or "encoded", got {observation!r}.')
+        if max_steps is not None and max_steps < 1:
+            raise ValueError(
+                f"max_steps must be at least 1, or None for no limit; got {max_steps}."
+            )
+        super().__init__(device=_usable_device(device), batch_size=_batch_shape(batch_size))
+        self.sizes = tuple(sizes)
+        self.num_states = math.prod(self.sizes)
+        self.num_actions = num_actions
+        self.observation = observation
+        self.max_steps = max_steps
+        self.one_hot_actions = one_hot_actions
+        self._make_specs()
+
+    @property
+    def num_features(self) -> int:
+        """Length of the one-hot encoding of the discrete state."""
+        return sum(self.sizes)
+
+    def active_features(self, state: Tensor) -> Tensor:
+        """Positions of the ones in the encoding of ``state``, shape ``[*batch, digits]``."""
+        return active_features(state, self.sizes)
+
+    def encode(self, state: Tensor) -> Tensor:
+        """One-hot encoding of ``state``, float32 ``[*batch, num_features]``."""
+        return one_hot_encoding(state, self.sizes)
+
+    def decode(self, observation: Tensor) -> Tensor:
+        """State index of an encoded observation: the inverse of :meth:`encode`."""
+        return index_from_encoding(observation, self.sizes)
+
+    def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Start a new episode wherever ``"done"`` is true, leaving the rest as it is."""
+        done = tensordict.get("done")
+        for key, fresh in self._fresh_entries().items():
+            current = tensordict.get(key)
+            mask = done.reshape(*done.shape[:-1], *[1] * (current.ndim - done.ndim + 1))
+            tensordict.set(key, torch.where(mask, fresh, current))
+        return tensordict
+
+    def _initial_state(self) -> dict[str, Tensor]:
+        """State of a new episode for the whole batch."""
+        raise NotImplementedError
+
+    def _next_state(
+        self, tensordict: TensorDictBase, action: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Next state, reward ``[*batch]`` and termination ``[*batch]``."""
+        raise NotImplementedError
+
+    def _hidden_spec(self) -> dict[str, Any]:
+        """Specs of state entries beyond the index ``"state"``."""
+        return {}
+
+    def _observation_spec(self) -> Any:
+        """Spec of the encoded observation."""
+        shape = (*self.batch_size, self.num_features)
+        return Bounded(0.0, 1.0, shape=shape, device=self.device)
+
+    def _observe(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """State entries, with what the learner sees added."""
+        if self.observation == "encoded":
+            return {**state, "observation": self.encode(state["state"])}
+        return state
+
+    def _fresh_entries(self) -> dict[str, Tensor]:
+        shape = (*self.batch_size, 1)
+        flags = {
+            key: torch.zeros(shape, dtype=torch.bool, device=self.device)
+            for key in ("done", "terminated", "truncated")
+        }
+        count = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return {**self._observe(self._initial_state()), "step_count": count, **flags}
+
+    def _reset(
+        self, tensordict: TensorDictBase | None, set_state: bool = False, **_: Any
+    ) -> TensorDictBase:
+        entries = self._fresh_entries()
+        if set_state and tensordict is not None:
+            entries |= self._observe(self._given_state(tensordict))
+        return TensorDict(entries, batch_size=self.batch_size, device=self.device)
+
+    def _given_state(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+        state = tensordict.get("state")
+        if bool(((state < 0) | (state >= self.num_states)).any()):
+            raise ValueError(
+                f'"state" must be in [0, {self.num_states}) to reset to it, got {state}.'
+            )
+        return {"state": state}
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        state, reward, terminated = self._next_state(tensordict, self._action_index(tensordict))
+        terminated = terminated.unsqueeze(-1)
+        step_count = tensordict.get("step_count") + 1
+        truncated = torch.zeros_like(terminated)
+        if self.max_steps is not None:
+            truncated = (step_count >= self.max_steps) & ~terminated
+        entries = {
+            **self._observe(state),
+            "step_count": step_count,
+            "reward": reward.unsqueeze(-1),
+            "done": terminated | truncated,
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        return TensorDict(entries, batch_size=self.batch_size, device=self.device)
+
+    def _action_index(self, tensordict: TensorDictBase) -> Tensor:
+        action: Tensor = tensordict.get("action")
+        return action.to(torch.int64).argmax(-1) if self.one_hot_actions else action
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            torch.manual_seed(seed)
+
+    def _make_specs(self) -> None:
+        batch, device = self.batch_size, self.device
+        index = Categorical(self.num_states, shape=batch, dtype=torch.int64, device=device)
+        count = Unbounded(shape=(*batch, 1), dtype=torch.int64, device=device)
+        flag = Categorical(2, shape=(*batch, 1), dtype=torch.bool, device=device)
+        state = {"state": index, "step_count": count, **self._hidden_spec()}
+        self.state_spec = Composite(state, shape=batch, device=device)
+        seen = {"observation": self._observation_spec()} if self.observation == "encoded" else {}
+        self.observation_spec = Composite({**state, **seen}, shape=batch, device=device).clone()
+        self.action_spec = (
+            OneHot(self.num_actions, shape=(*batch, self.num_actions), device=device)
+            if self.one_hot_actions
+            else Categorical(self.num_actions, shape=batch, dtype=torch.int64, device=device)
+        )
+        self.reward_spec = Unbounded(shape=(*batch, 1), device=device)
+        done = {"done": flag, "terminated": flag.clone(), "truncated": flag.clone()}
+        self.full_done_spec = Composite(done, shape=batch, device=device)
+
+
+def _batch_shape(batch_size: Sequence[int] | int) -> torch.Size:
+    shape = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
+    if any(size < 1 for size in shape):
+        raise ValueError(
+            f"batch_size must hold positive sizes, got {list(shape)}; use () for one environment."
+        )
+    return shape
+
+
+def _usable_device(device: torch.device | str | None) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device={str(device)!r} cannot be used here ({error}).") from error
