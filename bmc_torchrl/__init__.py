@@ -1,1 +1,32 @@
 """Adaptive ε-greedy exploration for TorchRL."""
+
+from bmc_torchrl import functional
+from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
+from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
+from bmc_torchrl.strategies import (
+    BMCEpsilon,
+    ConstantEpsilon,
+    EpsilonStrategy,
+    GeometricEpsilon,
+    LinearEpsilon,
+    PowerEpsilon,
+    StackedEpsilon,
+    VDBEEpsilon,
+)
+
+__all__ = [
+    "AdaptiveEGreedyModule",
+    "BMCEpsilon",
+    "ConstantEpsilon",
+    "EpsilonStrategy",
+    "GaussianLikelihood",
+    "GeometricEpsilon",
+    "LinearEpsilon",
+    "NormalGammaPrior",
+    "OneStepReturns",
+    "PowerEpsilon",
+    "StackedEpsilon",
+    "StudentTLikelihood",
+    "VDBEEpsilon",
+    "functional",
+]

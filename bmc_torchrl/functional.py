@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 __all__ = [
     "Moments",
     "beta_moment_match",
+    "beta_quantile",
     "bootstrapped_return",
     "epsilon_greedy_action",
     "epsilon_greedy_probabilities",
@@ -155,21 +157,21 @@ def epsilon_greedy_action(
 
 
 class Moments(NamedTuple):
-    """Running count, mean and sum of squared deviations of a stream, each ``[*batch]``."""
+    """Running number, mean and sum of squared deviations of a stream, each ``[*batch]``."""
 
-    count: Tensor
+    num: Tensor
     mean: Tensor
     m2: Tensor
 
     @property
     def variance(self) -> Tensor:
         """Sample variance (n − 1), zero for fewer than two observations."""
-        return self.m2 / (self.count - 1).clamp(min=1)
+        return self.m2 / (self.num - 1).clamp(min=1)
 
 
 def welford_update(moments: Moments, observation: Tensor) -> Moments:
     """`moments` after one more observation (Welford 1962)."""
-    count = moments.count + 1
+    count = moments.num + 1
     deviation = observation - moments.mean
     mean = moments.mean + deviation / count
     return Moments(count, mean, moments.m2 + deviation * (observation - mean))
@@ -177,11 +179,11 @@ def welford_update(moments: Moments, observation: Tensor) -> Moments:
 
 def welford_merge(first: Moments, second: Moments) -> Moments:
     """`Moments` of two streams together, exactly as if they had been one (Chan et al. 1979)."""
-    count = first.count + second.count
-    share = second.count / count.clamp(min=1)
+    count = first.num + second.num
+    share = second.num / count.clamp(min=1)
     gap = second.mean - first.mean
     return Moments(
-        count, first.mean + gap * share, first.m2 + second.m2 + gap**2 * first.count * share
+        count, first.mean + gap * share, first.m2 + second.m2 + gap**2 * first.num * share
     )
 
 
@@ -189,7 +191,7 @@ def precision_posterior(
     moments: Moments, mu0: float, tau0: float, a0: float, b0: float
 ) -> tuple[Tensor, Tensor]:
     r"""Gamma posterior :math:`(a, b)` of the returns' precision ([GSL19], Eq. (9))."""
-    count = moments.count
+    count = moments.num
     shift = tau0 / (tau0 + count) * (moments.mean - mu0) ** 2
     return a0 + count / 2, b0 + count / 2 * (moments.variance + shift)
 
@@ -257,6 +259,27 @@ def beta_moment_match(
     return (alpha + p) * shrink, (beta + q) * shrink
 
 
+def beta_quantile(alpha: Tensor, beta: Tensor, probability: float) -> Tensor:
+    r"""Quantile of :math:`\mathrm{Beta}(\alpha, \beta)`, to about five digits.
+
+    In :math:`x = \log w/(1-w)` the density is smooth with one mode, so the trapezoidal rule on a
+    grid that widens away from the mode serves every :math:`\alpha, \beta > 0`.
+    """
+    alpha, beta = alpha.double().unsqueeze(-1), beta.double().unsqueeze(-1)
+    width = ((alpha + beta) / (alpha * beta)).sqrt()
+    grid = torch.linspace(-12, 12, 4001, dtype=torch.float64, device=alpha.device)
+    x = (alpha / beta).log() + width * torch.sinh(grid)
+    log_density = alpha * F.logsigmoid(x) + beta * F.logsigmoid(-x)
+    density = (log_density - log_density.amax(-1, keepdim=True)).exp() * torch.cosh(grid)
+    area = torch.cumulative_trapezoid(density, grid, dim=-1)
+    area = torch.cat([torch.zeros_like(area[..., :1]), area], -1)
+    target = probability * area[..., -1:]
+    right = torch.searchsorted(area, target).clamp(1, grid.numel() - 1)
+    low, high = area.gather(-1, right - 1), area.gather(-1, right)
+    left_x, right_x = x.gather(-1, right - 1), x.gather(-1, right)
+    return torch.sigmoid(torch.lerp(left_x, right_x, (target - low) / (high - low))).squeeze(-1)
+
+
 def vdbe_epsilon(
     epsilon: Tensor, value_change: Tensor, sigma: float | Tensor, delta: float | Tensor
 ) -> Tensor:
@@ -273,9 +296,7 @@ def geometric_decay(initial: Tensor, rate: Tensor, episodes: Tensor) -> Tensor:
     return initial * rate**episodes
 
 
-def power_decay(
-    initial: Tensor, power: Tensor, episodes: Tensor, first_index: int = 1
-) -> Tensor:
+def power_decay(initial: Tensor, power: Tensor, episodes: Tensor, first_index: int = 1) -> Tensor:
     r""":math:`\varepsilon_k = \varepsilon_0 (k + 1)^{-p}` after :math:`k` finished `episodes`.
 
     With ``first_index=0`` the base is :math:`\max(k, 1)`, as in the published data.
@@ -283,6 +304,6 @@ def power_decay(
     return initial * (episodes + first_index).clamp(min=1) ** -power
 
 
-def linear_decay(initial: Tensor, final: Tensor, frames: Tensor, num_frames: Tensor) -> Tensor:
+def linear_decay(initial: Tensor, final: Tensor, frames: Tensor, num_frames: int) -> Tensor:
     """TorchRL's annealing from `initial` to `final` over `num_frames` frames."""
     return torch.maximum(final, initial - frames * (initial - final) / num_frames)

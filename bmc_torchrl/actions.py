@@ -1,0 +1,100 @@
+"""How an action spec lays out its choices, and random choices from it on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torchrl.data import (
+    Binary,
+    Categorical,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    TensorSpec,
+)
+
+from bmc_torchrl.functional import legal_action_at
+
+__all__ = ["ActionLayout"]
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """One or several discrete variables, as indices or one-hot vectors.
+
+    >>> ActionLayout.of(MultiCategorical([2, 3]))
+    ActionLayout(sizes=(2, 3), one_hot=False, multiple=True)
+    """
+
+    sizes: tuple[int, ...]
+    one_hot: bool
+    multiple: bool
+
+    @classmethod
+    def of(cls, spec: TensorSpec) -> ActionLayout:
+        """The layout of a discrete spec; other specs are a TypeError."""
+        if isinstance(spec, MultiOneHot):
+            return cls(tuple(int(box.n) for box in spec.space), one_hot=True, multiple=True)
+        if isinstance(spec, OneHot):
+            return cls((int(spec.space.n),), one_hot=True, multiple=False)
+        if isinstance(spec, Binary):
+            return cls((2,) * int(spec.shape[-1]), one_hot=False, multiple=True)
+        if isinstance(spec, MultiCategorical):
+            nvec = spec.nvec.reshape(-1, spec.nvec.shape[-1])
+            if bool((nvec != nvec[0]).any()):
+                raise ValueError(f"Every batch element must have the same choices, got {nvec}.")
+            return cls(tuple(nvec[0].tolist()), one_hot=False, multiple=True)
+        if isinstance(spec, Categorical):
+            return cls((int(spec.n),), one_hot=False, multiple=False)
+        raise TypeError(
+            "ε-greedy needs a discrete action spec (Categorical, OneHot, MultiCategorical, "
+            f"MultiOneHot, Binary), got {type(spec).__name__}."
+        )
+
+    def index_shape(self, action: Tensor) -> torch.Size:
+        """Shape of one uniform draw per choice that `action` makes."""
+        if not self.one_hot:
+            return action.shape
+        return torch.Size((*action.shape[:-1], *([len(self.sizes)] if self.multiple else [])))
+
+    def from_uniform(self, draws: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
+        """Uniform legal actions, in the shape and dtype of `like`.
+
+        Args:
+            draws: uniform on [0, 1), of :meth:`index_shape`.
+            mask: ``[*batch, sum of sizes]``, True where legal.
+            like: the action to replace.
+        """
+        if self.multiple:
+            columns = draws.unbind(-1)
+            masks = [None] * len(self.sizes) if mask is None else torch.split(mask, self.sizes, -1)
+        else:
+            columns, masks = (draws,), [mask]
+        indices = [
+            (column * size).long() if legal is None else legal_action_at(column, legal)
+            for column, size, legal in zip(columns, self.sizes, masks, strict=True)
+        ]
+        return self._encode(indices, like)
+
+    def from_softmax(
+        self, logits: Tensor, draws: Tensor, mask: Tensor | None, like: Tensor
+    ) -> Tensor:
+        """Actions drawn from softmax(logits) over the legal ones, by the Gumbel-max trick."""
+        perturbed = logits - torch.log(-torch.log1p(-draws))
+        if mask is not None:
+            perturbed = perturbed.masked_fill(~mask, -torch.inf)
+        return self._encode([perturbed.argmax(-1)], like)
+
+    def has_legal(self, mask: Tensor, like: Tensor) -> Tensor:
+        """Where every variable has a legal choice, broadcastable to `like`."""
+        legal = torch.stack([part.any(-1) for part in torch.split(mask, self.sizes, -1)]).all(0)
+        return legal if like.ndim == legal.ndim else legal.unsqueeze(-1)
+
+    def _encode(self, indices: list[Tensor], like: Tensor) -> Tensor:
+        if self.one_hot:
+            parts = [F.one_hot(i, n) for i, n in zip(indices, self.sizes, strict=True)]
+            return torch.cat(parts, -1).to(like.dtype)
+        return (torch.stack(indices, -1) if self.multiple else indices[0]).to(like.dtype)

@@ -1,0 +1,350 @@
+"""The drop-in for TorchRL's ``EGreedyModule``, and the returns it learns from."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import expand_as_right, expand_right
+from torch import Tensor, nn
+from torchrl.data import Composite, TensorSpec
+from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
+
+from bmc_torchrl.actions import ActionLayout
+from bmc_torchrl.functional import greedy_return, uniform_return
+from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
+
+__all__ = ["AdaptiveEGreedyModule", "OneStepReturns"]
+
+_FORGOTTEN = (
+    "{0} has been {1} without ever being updated, so ε is still {2}: call "
+    "`explore.update(returns(transition))` for every batch that the collector yields."
+)
+
+
+class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
+    r"""ε-greedy exploration whose ε is decided by a strategy, in place of ``EGreedyModule``.
+
+    With probability ε the action is replaced by a random legal one, and the ε it was taken with is
+    written beside it. Exploration happens where ``EGreedyModule``'s would: when TorchRL's
+    exploration type is ``RANDOM`` or unset; otherwise the recorded ε is zero.
+
+    Args:
+        spec: the action spec (Categorical, OneHot, MultiCategorical, MultiOneHot or Binary, or a
+            Composite that holds it), or None to set :attr:`spec` later.
+        strategy: the source of ε, ε-BMC with the paper's grid-world prior by default.
+        action_key: where the action is; nested keys explore per element of the sub-tensordict.
+        action_mask_key: where the mask of legal actions is. A row without a legal action keeps the
+            action it has.
+        epsilon_key: where ε is recorded, beside the action by default.
+        explore: what replaces the action: ``"uniform"``, or ``"softmax"``, a draw from
+            softmax(Q / temperature).
+        temperature: of the softmax.
+        action_value_key: where the softmax finds Q, beside the action by default.
+        device: where to put the strategy.
+
+    >>> from tensordict import TensorDict
+    >>> from torchrl.data import Categorical
+    >>> explore = AdaptiveEGreedyModule(Categorical(4), BMCEpsilon(alpha0=1.0, beta0=1.01))
+    >>> td = explore(TensorDict({"action": torch.zeros(3, dtype=torch.int64)}, [3]))
+    >>> td["epsilon"]
+    tensor([0.4975, 0.4975, 0.4975])
+    """
+
+    PATIENCE = 10_000
+    """How many calls may pass without an update before a warning."""
+
+    def __init__(
+        self,
+        spec: TensorSpec | None,
+        strategy: EpsilonStrategy | None = None,
+        *,
+        action_key: NestedKey = "action",
+        action_mask_key: NestedKey | None = None,
+        epsilon_key: NestedKey | None = None,
+        explore: Literal["uniform", "softmax"] = "uniform",
+        temperature: float = 1.0,
+        action_value_key: NestedKey | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if strategy is not None and not isinstance(strategy, EpsilonStrategy):
+            raise TypeError(
+                f"strategy must be an EpsilonStrategy such as BMCEpsilon(), got {strategy!r}."
+            )
+        if explore not in ("uniform", "softmax"):
+            raise ValueError(f"explore must be 'uniform' or 'softmax', got {explore!r}.")
+        if temperature <= 0:
+            raise ValueError(f"temperature must be positive, got {temperature}.")
+        self.action_key, self.action_mask_key = action_key, action_mask_key
+        self.epsilon_key = epsilon_key or _beside(action_key, "epsilon")
+        self.action_value_key = action_value_key or _beside(action_key, "action_value")
+        self.explore, self.temperature = explore, temperature
+        self.strategy = strategy if strategy is not None else BMCEpsilon()
+        for part in self.strategy.modules():
+            if isinstance(part, EpsilonStrategy):
+                part.epsilon_key = self.epsilon_key
+        optional = [
+            action_mask_key,
+            self.action_value_key if explore == "softmax" else None,
+            self.strategy.state_key,
+        ]
+        self.in_keys = [action_key, *(key for key in optional if key is not None)]
+        self.out_keys = [action_key, self.epsilon_key]
+        self.updates: Tensor
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self._calls = self._steps = 0
+        self._spec: TensorSpec | None = None
+        self._layout: ActionLayout | None = None
+        if spec is not None:
+            self.spec = spec
+        if device is not None:
+            self.to(device)
+
+    @property
+    def spec(self) -> TensorSpec | None:
+        """The action spec, as a Composite that holds it at `action_key`."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: TensorSpec) -> None:
+        composite = isinstance(spec, Composite)
+        leaf = spec.get(self.action_key, None) if composite else spec
+        if leaf is None:
+            raise KeyError(
+                f"spec has no entry {self.action_key!r}, only {sorted(map(str, spec.keys(True)))}: "
+                "pass action_key=."
+            )
+        layout = ActionLayout.of(leaf)
+        if self.explore == "softmax" and layout.multiple:
+            raise ValueError(
+                "explore='softmax' needs one action variable, got a multi-action spec."
+            )
+        self._layout = layout
+        self._spec = spec if composite else Composite({self.action_key: leaf})
+
+    @property
+    def eps(self) -> Tensor:
+        """ε now, one per run: ``[*batch_shape]``."""
+        return self.strategy.eps
+
+    @torch.no_grad()
+    def update(self, transition: TensorDictBase) -> None:
+        """Let the strategy learn from collected data, ``[*batch]`` or ``[*batch, time]``."""
+        self.strategy.update(transition)
+        self.updates += 1
+
+    def step(self, frames: int = 1) -> None:
+        """``EGreedyModule``'s clock, for strategies that anneal by frames."""
+        self.strategy.step(frames)
+        self._steps += 1
+        if self._steps == 2:
+            self._warn_if_forgotten("stepped")
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replace the action with probability ε, and record ε."""
+        acting = tensordict
+        if isinstance(self.action_key, tuple) and len(self.action_key) > 1:
+            acting = tensordict.get(self.action_key[:-1])
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            zeros = torch.zeros(acting.batch_size, device=self.updates.device)
+            return tensordict.set(self.epsilon_key, zeros)
+        if not torch.compiler.is_compiling():
+            self._calls += 1
+            if self._calls == self.PATIENCE:
+                self._warn_if_forgotten(f"called {self._calls} times")
+        action = self._checked_action(tensordict)
+        epsilon = self._epsilon(tensordict, acting)
+        coin, random = self._draw(tensordict, action, acting.batch_size)
+        explores = expand_as_right(coin < epsilon, random)
+        if self.action_mask_key is not None:
+            explores = explores & self._layout_of().has_legal(self._mask(tensordict), action)
+        tensordict.set(self.action_key, torch.where(explores, random, action))
+        tensordict.set(self.epsilon_key, epsilon)
+        return tensordict
+
+    def _layout_of(self) -> ActionLayout:
+        if self._layout is None:
+            raise RuntimeError(
+                "AdaptiveEGreedyModule has no action spec yet: pass one, or set `explore.spec`."
+            )
+        return self._layout
+
+    def _checked_action(self, tensordict: TensorDictBase) -> Tensor:
+        action: Tensor | None = tensordict.get(self.action_key, None)
+        if action is None:
+            raise KeyError(
+                f"No action at {self.action_key!r}: put the module after the Q-actor, as in "
+                "TensorDictSequential(q_actor, explore)."
+            )
+        if action.device != self.updates.device:
+            raise RuntimeError(
+                f"The action is on {action.device} and the exploration module on "
+                f"{self.updates.device}: move the module with .to({str(action.device)!r})."
+            )
+        return action
+
+    def _mask(self, tensordict: TensorDictBase) -> Tensor:
+        mask: Tensor | None = tensordict.get(self.action_mask_key, None)
+        if mask is None:
+            raise KeyError(f"No action mask at {self.action_mask_key!r} in {tensordict}.")
+        return mask
+
+    def _epsilon(self, tensordict: TensorDictBase, acting: TensorDictBase) -> Tensor:
+        epsilon = self.strategy.epsilon(tensordict).to(torch.get_default_dtype())
+        shape = acting.batch_size
+        if epsilon.shape != shape[: epsilon.ndim]:
+            raise ValueError(
+                f"ε has one value per run, shape {tuple(epsilon.shape)}, but the action has batch "
+                f"size {tuple(shape)}: build the strategy with batch_shape={list(shape)}, or () to "
+                "share one ε."
+            )
+        aligned: Tensor = expand_right(epsilon, shape)
+        return aligned
+
+    def _draw(
+        self, tensordict: TensorDictBase, action: Tensor, batch: torch.Size
+    ) -> tuple[Tensor, Tensor]:
+        """A coin per element of the batch, and a random action of the action's shape and dtype."""
+        layout, device = self._layout_of(), action.device
+        shape = layout.index_shape(action)
+        if self.explore == "softmax":
+            coin = torch.rand(batch, device=device)
+            value: Tensor = tensordict.get(self.action_value_key)
+            mask = None if self.action_mask_key is None else self._mask(tensordict)
+            noise = torch.rand(value.shape, device=device)
+            return coin, layout.from_softmax(value / self.temperature, noise, mask, action)
+        if shape == batch:
+            coin, which = torch.rand((2, *shape), device=device).unbind(0)
+        else:
+            coin, which = torch.rand(batch, device=device), torch.rand(shape, device=device)
+        mask = None if self.action_mask_key is None else self._mask(tensordict)
+        return coin, layout.from_uniform(which, mask, action)
+
+    def _warn_if_forgotten(self, how: str) -> None:
+        if self.strategy.needs_update and not bool(self.updates):
+            mean = float(self.eps.mean())
+            warnings.warn(_FORGOTTEN.format(type(self).__name__, how, f"{mean:.3g}"), stacklevel=3)
+
+
+class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
+    r"""Writes the two models' returns of a transition: act greedily from s′ on, or uniformly.
+
+    :math:`G^Q = r + \gamma\max_a Q(s', a)` and :math:`G^U = r + \gamma\,\mathrm{mean}_a Q(s', a)`,
+    without the bootstrap where the episode terminated (not where it was truncated), over legal
+    actions only, with C51's atoms reduced over their support, and with :math:`\gamma^n` where
+    ``MultiStep`` wrote ``"steps_to_next_obs"``.
+
+    Args:
+        q_actor: what writes the action values of an observation, without exploration.
+        gamma: discount factor.
+        reward_key: where the reward is, below ``"next"``.
+        terminated_key: where the end of the episode is, below ``"next"``; None to bootstrap from
+            terminal states too, as the published data do.
+        action_value_key: where `q_actor` writes Q.
+        action_mask_key: where the legal actions are, below ``"next"``; taken from the Q-actor's
+            QValueModule by default.
+        greedy_return_key: where :math:`G^Q` goes.
+        uniform_return_key: where :math:`G^U` goes.
+
+    >>> from tensordict import TensorDict
+    >>> from torchrl.modules import QValueActor
+    >>> q_actor = QValueActor(nn.Linear(3, 2), in_keys=["observation"], action_space="categorical")
+    >>> returns = OneStepReturns(q_actor, gamma=0.9)
+    >>> end = {"observation": torch.ones(3), "reward": torch.ones(1)}
+    >>> end["terminated"] = torch.ones(1, dtype=torch.bool)
+    >>> returns(TensorDict({"next": end}))["greedy_return"]
+    tensor(1.)
+    """
+
+    def __init__(
+        self,
+        q_actor: TensorDictModuleBase,
+        gamma: float,
+        *,
+        reward_key: NestedKey = "reward",
+        terminated_key: NestedKey | None = "terminated",
+        action_value_key: NestedKey = "action_value",
+        action_mask_key: NestedKey | None = None,
+        greedy_return_key: NestedKey = "greedy_return",
+        uniform_return_key: NestedKey = "uniform_return",
+    ) -> None:
+        super().__init__()
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma must be between 0 and 1, got {gamma}.")
+        if action_value_key not in q_actor.out_keys:
+            raise ValueError(
+                f"q_actor writes {q_actor.out_keys}, not {action_value_key!r}: pass a QValueActor, "
+                "or action_value_key=."
+            )
+        self.q_actor, self.gamma = q_actor, gamma
+        self.action_value_key = action_value_key
+        self.action_mask_key = action_mask_key or _attribute(q_actor, "action_mask_key")
+        self.reward_key, self.terminated_key = reward_key, terminated_key
+        keys = [reward_key, terminated_key, self.action_mask_key, *q_actor.in_keys]
+        self.in_keys = list(dict.fromkeys(_below("next", key) for key in keys if key is not None))
+        self.out_keys = [greedy_return_key, uniform_return_key]
+
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write both returns, each of the action values' leading shape."""
+        missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
+        if missing:
+            raise KeyError(
+                f"OneStepReturns needs {missing} in the transition, which has "
+                f"{sorted(map(str, tensordict.keys(True, True)))}."
+            )
+        after = tensordict.get("next")
+        value = self.next_action_value(after)
+        mask = None if self.action_mask_key is None else after.get(self.action_mask_key)
+        ended = None if self.terminated_key is None else after.get(self.terminated_key)
+        reward = _like(after.get(self.reward_key), value)
+        gamma = self._discount(tensordict, reward)
+        ended = None if ended is None else _like(ended, value)
+        # Several action variables: Q is the sum of theirs, as in TorchRL's QValueModule.
+        sizes = _attribute(self.q_actor, "var_nums") or [value.shape[-1]]
+        values = torch.split(value, sizes, -1)
+        masks = [None] * len(sizes) if mask is None else torch.split(mask, sizes, -1)
+        for key, function in zip(self.out_keys, (greedy_return, uniform_return), strict=True):
+            bootstraps = [
+                function(torch.zeros_like(reward), v, gamma, terminated=ended, action_mask=m)
+                for v, m in zip(values, masks, strict=True)
+            ]
+            tensordict.set(key, sum(bootstraps, start=reward))
+        return tensordict
+
+    def next_action_value(self, after: TensorDictBase) -> Tensor:
+        """Q(s′, ·), ``[*batch, actions]``, of the ``"next"`` part of a transition."""
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            written = self.q_actor(after.select(*self.q_actor.in_keys, strict=False))
+        value: Tensor = written.get(self.action_value_key)
+        support = _attribute(self.q_actor, "support")
+        if support is not None:
+            value = (value.exp() * support.unsqueeze(-1)).sum(-2)
+        return value
+
+    def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> float | Tensor:
+        steps = tensordict.get("steps_to_next_obs", None)
+        return self.gamma if steps is None else self.gamma ** steps.reshape(reward.shape)
+
+
+def _beside(key: NestedKey, name: str) -> NestedKey:
+    return (*key[:-1], name) if isinstance(key, tuple) and len(key) > 1 else name
+
+
+def _below(root: str, key: NestedKey) -> NestedKey:
+    return (root, *key) if isinstance(key, tuple) else (root, key)
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    """The first not-None attribute `name` of a module or what it contains."""
+    found = (getattr(part, name, None) for part in module.modules())
+    return next((value for value in found if value is not None), None)
+
+
+def _like(value: Tensor, action_value: Tensor) -> Tensor:
+    """A ``[*batch, 1]`` or ``[*batch]`` entry in the leading shape of ``[*batch, actions]``."""
+    return value.squeeze(-1) if value.ndim == action_value.ndim else value

@@ -1,0 +1,190 @@
+"""What every source of ε shares: two verbs, and state that lives in buffers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor, nn
+
+__all__ = ["EpsilonStrategy", "gather_state", "per_run_buffer", "state_index", "time_major"]
+
+MASK_KEY = ("collector", "mask")
+
+
+class EpsilonStrategy(nn.Module, ABC):
+    """A source of ε, one value per run.
+
+    :meth:`epsilon` says with which probability to explore now; :meth:`update` learns from a
+    transition. Everything a strategy remembers is a buffer of shape ``[*batch_shape]`` (followed by
+    ``[num_states]`` where ε depends on the state), written in place, so checkpoints, devices and
+    shared memory need no further code. Buffers keep their precision under ``.half()`` and the like.
+
+    A transition has the strategy's batch shape (one step) or more dimensions: those beyond
+    `batch_shape` are walked in order, the last one (time) slowest.
+    """
+
+    in_keys: list[NestedKey]
+    """What :meth:`update` reads."""
+
+    state_key: NestedKey | None = None
+    """Where :meth:`epsilon` finds the discrete state, if ε depends on it."""
+
+    epsilon_key: NestedKey = "epsilon"
+    """Where the ε an action was taken with is recorded."""
+
+    needs_update: bool = True
+    """Whether ε never changes unless :meth:`update` is called."""
+
+    def __init__(self, batch_shape: Sequence[int] = ()) -> None:
+        super().__init__()
+        if any(size < 1 for size in batch_shape):
+            raise ValueError(f"batch_shape must have positive sizes, got {tuple(batch_shape)}.")
+        self.batch_shape = torch.Size(batch_shape)
+
+    @property
+    @abstractmethod
+    def eps(self) -> Tensor:
+        """ε per run, ``[*batch_shape]``, averaged over states where it depends on them."""
+
+    @abstractmethod
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """ε with which to act on `tensordict`, ``[*batch_shape]`` or finer."""
+
+    @abstractmethod
+    def update(self, transition: TensorDictBase) -> None:
+        """Learn from ``[*batch_shape]`` or ``[*batch_shape, time]`` transitions, in order."""
+
+    def step(self, frames: int) -> None:
+        """Anneal by `frames`; only strategies that anneal by frames do anything."""
+
+    def _entry(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+        value: Tensor | None = tensordict.get(key, None)
+        if value is None:
+            raise KeyError(
+                f"{type(self).__name__} needs the key {key!r}, and the tensordict has "
+                f"{sorted(map(str, tensordict.keys(True, True)))}. Returns are written by "
+                "OneStepReturns: explore.update(returns(transition))."
+            )
+        buffer = next(self.buffers())
+        if value.device != buffer.device:
+            raise ValueError(
+                f"{key!r} is on {value.device} but {type(self).__name__} is on {buffer.device}: "
+                f"move the strategy with .to({str(value.device)!r})."
+            )
+        return value
+
+    def _state(self, tensordict: TensorDictBase, num_states: int) -> Tensor:
+        assert self.state_key is not None
+        return state_index(
+            self._entry(tensordict, self.state_key), tensordict.batch_dims, num_states
+        )
+
+    def _taken(self, transition: TensorDictBase, like: Tensor) -> Tensor:
+        """Where a transition is a real one, taken by this policy, in the shape of `like`.
+
+        Padding is marked by ``("collector", "mask")``; frames that a collector took at random
+        before learning carry a recorded ε of exactly zero.
+        """
+        taken = torch.ones_like(like, dtype=torch.bool)
+        for key in (MASK_KEY, self.epsilon_key):
+            mark = transition.get(key, None)
+            if mark is not None:
+                if mark.ndim > like.ndim:
+                    mark = mark.squeeze(-1)
+                taken = taken & expand_as_right(mark != 0, like)
+        return taken
+
+    def _steps(self, transition: TensorDictBase, value: Tensor) -> Tensor:
+        return time_major(value, transition.batch_dims, self.batch_shape)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+    def extra_repr(self) -> str:
+        """The batch shape, beside what the subclass adds."""
+        return f"batch_shape={tuple(self.batch_shape)}"
+
+
+def time_major(value: Tensor, batch_dims: int, batch_shape: Sequence[int]) -> Tensor:
+    """Arrange an entry of a tensordict as ``[steps, *batch_shape]``.
+
+    Dimensions of the tensordict beyond `batch_shape` become steps, the last one (time) slowest.
+    Dimensions of the entry beyond the tensordict's (agents) belong to `batch_shape` if it ends
+    with them, and are pooled otherwise.
+
+    Args:
+        value: ``[*batch, *agents]``.
+        batch_dims: number of the tensordict's batch dimensions.
+        batch_shape: shape of the strategy.
+
+    >>> time_major(torch.zeros(4, 10), 2, [4]).shape
+    torch.Size([10, 4])
+    """
+    batch_shape = tuple(batch_shape)
+    agents = tuple(value.shape[batch_dims:])
+    per_agent = len(agents) > 0 and batch_shape[len(batch_shape) - len(agents) :] == agents
+    runs = batch_shape[: len(batch_shape) - len(agents)] if per_agent else batch_shape
+    if tuple(value.shape[: min(len(runs), batch_dims)]) != runs:
+        raise ValueError(
+            f"A transition of batch size {tuple(value.shape[:batch_dims])} does not start with the "
+            f"strategy's batch_shape {batch_shape}: build the strategy with the batch shape of the "
+            "environment, or with batch_shape=() to pool all environments."
+        )
+    extra = list(range(len(runs), batch_dims))
+    order = extra[-1:] + extra[:-1]
+    trailing = list(range(batch_dims, value.ndim))
+    if per_agent:
+        order += list(range(len(runs))) + trailing
+    else:
+        order += trailing + list(range(len(runs)))
+    return value.permute(order).reshape(-1, *batch_shape)
+
+
+def state_index(value: Tensor, batch_dims: int, num_states: int) -> Tensor:
+    """A discrete state as an index, from an index ``[*batch]``, ``[*batch, 1]`` or a one-hot."""
+    if value.ndim == batch_dims + 1:
+        one_hot = value.shape[-1] == num_states and num_states > 1
+        value = value.to(torch.uint8).argmax(-1) if one_hot else value.squeeze(-1)
+    if value.is_floating_point() or value.dtype == torch.bool:
+        raise TypeError(
+            f"A discrete state must be an integer index or a one-hot vector of {num_states}, got "
+            f"{value.dtype} of shape {tuple(value.shape)}."
+        )
+    return value.long()
+
+
+def gather_state(table: Tensor, state: Tensor) -> Tensor:
+    """Entries ``[*batch, *more]`` of a table ``[*batch, states]`` at ``[*batch, *more]`` states."""
+    extra = state.ndim - table.ndim + 1
+    table = table.reshape(*table.shape[:-1], *([1] * extra), table.shape[-1])
+    return table.expand(*state.shape, -1).gather(-1, state.unsqueeze(-1)).squeeze(-1)
+
+
+def per_run_buffer(
+    value: float | Sequence[float] | Tensor,
+    batch_shape: Sequence[int],
+    name: str,
+    check: Callable[[Tensor], Any],
+    requirement: str,
+) -> Tensor:
+    """A float64 parameter, scalar or one per run, checked by `check`."""
+    tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    if tensor.ndim and tensor.shape != torch.Size(batch_shape):
+        raise ValueError(
+            f"{name} must be a number or have the batch_shape {tuple(batch_shape)}, got shape "
+            f"{tuple(tensor.shape)}."
+        )
+    if not bool(torch.as_tensor(check(tensor)).all() & tensor.isfinite().all()):
+        raise ValueError(f"{name} must be {requirement}, got {value}.")
+    return tensor

@@ -1,0 +1,299 @@
+"""ε-BMC: ε as the mean of a Beta posterior over "greedy is right" and "uniform is right"."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torch._higher_order_ops.scan import scan
+
+from bmc_torchrl.functional import (
+    Moments,
+    beta_moment_match,
+    beta_quantile,
+    mixture_return,
+    welford_update,
+)
+from bmc_torchrl.likelihoods import Likelihood, NormalGammaPrior, StudentTLikelihood
+from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
+
+__all__ = ["BMCEpsilon", "BMCPosterior", "bmc_step"]
+
+
+class BMCPosterior(NamedTuple):
+    """All that ε-BMC remembers: Beta(α, β) of ε, and the moments of the returns."""
+
+    alpha: Tensor
+    beta: Tensor
+    return_count: Tensor
+    return_mean: Tensor
+    return_m2: Tensor
+
+
+def bmc_step(
+    posterior: BMCPosterior,
+    greedy_return: Tensor,
+    uniform_return: Tensor,
+    taken: Tensor,
+    likelihood: Likelihood,
+) -> tuple[BMCPosterior, Tensor]:
+    """Lines 12–15 of Algorithm 1 ([GSL19]): one transition, every argument ``[*batch]``.
+
+    Returns:
+        The posterior after the transition, unchanged where not `taken` or where a return is not
+        finite; and the log evidence ratio, zero there.
+    """
+    taken = taken & greedy_return.isfinite() & uniform_return.isfinite()
+    alpha, beta = posterior.alpha, posterior.beta
+    observed = mixture_return(greedy_return, uniform_return, alpha / (alpha + beta))
+    moments = welford_update(Moments(*posterior[2:]), observed)
+    gap = greedy_return - uniform_return
+    ratio = likelihood.log_evidence_ratio(gap, alpha, beta, moments)
+    updated = BMCPosterior(*beta_moment_match(alpha, beta, ratio), *moments)
+    kept = BMCPosterior(
+        *(torch.where(taken, new, old) for new, old in zip(updated, posterior, strict=True))
+    )
+    return kept, torch.where(taken, ratio, torch.zeros_like(ratio))
+
+
+class BMCEpsilon(EpsilonStrategy):
+    r"""ε-BMC (Gimelfarb, Sanner & Lee 2019): :math:`\varepsilon = \alpha / (\alpha + \beta)`.
+
+    Every transition is evidence for one of two models of the return: "greedy", which trusts the
+    current action values, and "uniform", which trusts none of them. Reads the returns that
+    :class:`~bmc_torchrl.OneStepReturns` writes. Returns that are not finite are skipped and
+    counted in ``skipped``.
+
+    Args:
+        alpha0: prior weight of "uniform"; may be one number per run, as may `beta0`.
+        beta0: prior weight of "greedy". ε never rises if ``alpha0 <= beta0`` (Theorem 1), and never
+            moves if they are equal.
+        likelihood: distribution of returns, Student-t by default.
+        prior: the Student-t's prior of the returns' mean and precision, if no likelihood is given.
+        num_states: keep a posterior per discrete state, of the state being left.
+        state_key: where the state is found, an index or a one-hot vector.
+        update: ``"online"`` moves ε after every transition; ``"offline"`` holds it for an episode
+            and then applies the episode's transitions in order.
+        greedy_return_key: where the return of acting greedily is found.
+        uniform_return_key: where the return of acting uniformly is found.
+        batch_shape: shape of the runs; ``()`` pools all environments in one posterior.
+
+    >>> strategy = BMCEpsilon(alpha0=1.0, beta0=1.01)
+    >>> strategy.mean
+    tensor(0.4975, dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        alpha0: float | Sequence[float] | Tensor = 1.0,
+        beta0: float | Sequence[float] | Tensor = 1.01,
+        *,
+        likelihood: Likelihood | None = None,
+        prior: NormalGammaPrior | None = None,
+        num_states: int | None = None,
+        state_key: NestedKey = "state",
+        update: Literal["online", "offline"] = "online",
+        greedy_return_key: NestedKey = "greedy_return",
+        uniform_return_key: NestedKey = "uniform_return",
+        batch_shape: Sequence[int] = (),
+    ) -> None:
+        super().__init__(batch_shape)
+        if likelihood is not None and prior is not None:
+            raise ValueError("Give a likelihood or a prior, not both: the prior is a Student-t's.")
+        if num_states is not None and num_states < 1:
+            raise ValueError(f"num_states must be at least 1 or None, got {num_states}.")
+        if update not in ("online", "offline"):
+            raise ValueError(f"update must be 'online' or 'offline', got {update!r}.")
+        self.likelihood = likelihood or StudentTLikelihood(prior or NormalGammaPrior())
+        self.num_states = num_states
+        self.state_key = state_key if num_states is not None else None
+        self.offline = update == "offline"
+        self.return_keys = (greedy_return_key, uniform_return_key)
+        self.in_keys = [
+            *self.return_keys,
+            *([state_key] if num_states is not None else []),
+            *([("next", "done")] if self.offline else []),
+        ]
+        self._register(alpha0, beta0)
+
+    def _register(
+        self,
+        alpha0: float | Sequence[float] | Tensor,
+        beta0: float | Sequence[float] | Tensor,
+    ) -> None:
+        alpha, beta = (
+            per_run_buffer(value, self.batch_shape, name, lambda x: x > 0, "positive and finite")
+            for name, value in (("alpha0", alpha0), ("beta0", beta0))
+        )
+        if bool((alpha >= beta).any()):
+            warnings.warn(
+                f"alpha0={alpha0} is not below beta0={beta0}: ε starts at ½ or above, where "
+                "Theorem 1 does not hold. At ½ it never moves, above it may rise.",
+                stacklevel=3,
+            )
+        states = () if self.num_states is None else (self.num_states,)
+        shape = (*self.batch_shape, *states)
+
+        def over_states(value: Tensor) -> Tensor:
+            if states and value.ndim:
+                value = value.unsqueeze(-1)
+            return value.expand(shape).clone()
+
+        self.alpha: Tensor
+        self.beta: Tensor
+        self.register_buffer("alpha", over_states(alpha))
+        self.register_buffer("beta", over_states(beta))
+        for name in ("return_count", "return_mean", "return_m2"):
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
+        if self.offline:
+            self.register_buffer("pending_alpha", self.alpha.clone())
+            self.register_buffer("pending_beta", self.beta.clone())
+        self.log_evidence_ratio: Tensor
+        self.skipped: Tensor
+        last = torch.zeros(self.batch_shape, dtype=torch.float64)
+        self.register_buffer("log_evidence_ratio", last)
+        self.register_buffer("skipped", torch.zeros(self.batch_shape, dtype=torch.int64))
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the posterior over ε, which is ε."""
+        return self.alpha / (self.alpha + self.beta)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the posterior over ε."""
+        strength = self.alpha + self.beta
+        return self.mean * self.beta / strength / (strength + 1)
+
+    @property
+    def distribution(self) -> torch.distributions.Beta:
+        """The posterior over ε."""
+        return torch.distributions.Beta(self.alpha, self.beta)
+
+    def credible_interval(self, probability: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Bounds between which ε lies with `probability`, equal tails."""
+        if not 0 < probability < 1:
+            raise ValueError(f"probability must be in (0, 1), got {probability}.")
+        tail = (1 - probability) / 2
+        return (
+            beta_quantile(self.alpha, self.beta, tail),
+            beta_quantile(self.alpha, self.beta, 1 - tail),
+        )
+
+    @property
+    def return_variance(self) -> Tensor:
+        """Sample variance of the mixture returns seen so far."""
+        return Moments(*self._posterior()[2:]).variance
+
+    @property
+    def eps(self) -> Tensor:
+        """ε per run, averaged over states."""
+        return self.mean if self.num_states is None else self.mean.mean(-1)
+
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """ε of each run, in its current state if there is a posterior per state."""
+        if self.num_states is None:
+            return self.mean
+        return gather_state(self.mean, self._state(tensordict, self.num_states))
+
+    def _posterior(self) -> BMCPosterior:
+        prefix = "pending_" if self.offline else ""
+        names = (prefix + "alpha", prefix + "beta", "return_count", "return_mean", "return_m2")
+        return BMCPosterior(*(self.get_buffer(name) for name in names))
+
+    def update(self, transition: TensorDictBase) -> None:
+        """Learn from ``[*batch_shape]`` or ``[*batch_shape, time]`` transitions, in order.
+
+        Further dimensions (a pooled posterior's environments, agents) are walked within each time
+        step. Frames that padding or a random warm-up made are left out.
+        """
+        greedy, uniform = (self._return(transition, key) for key in self.return_keys)
+        if greedy.shape != uniform.shape:
+            raise ValueError(
+                f"{self.return_keys[0]!r} has shape {tuple(greedy.shape)} and "
+                f"{self.return_keys[1]!r} {tuple(uniform.shape)}: they must be equal."
+            )
+        taken = self._taken(transition, greedy)
+        columns = [greedy, uniform, taken]
+        if self.num_states is not None:
+            columns.append(self._state(transition, self.num_states))
+        if self.offline:
+            columns.append(self._episode_end(transition))
+        columns = [self._steps(transition, column) for column in columns]
+        finite = columns[0].isfinite() & columns[1].isfinite()
+        self.skipped += (columns[2] & ~finite).sum(0)
+        if not self.offline and self.num_states is None:
+            self._walk(*columns)
+        else:
+            for column in zip(*(column.unbind(0) for column in columns), strict=True):
+                self._step(*column)
+
+    def _return(self, transition: TensorDictBase, key: NestedKey) -> Tensor:
+        value = self._entry(transition, key)
+        if not value.is_floating_point():
+            raise TypeError(f"{key!r} must be floating point, got {value.dtype}.")
+        if value.ndim < transition.batch_dims:
+            raise ValueError(
+                f"{key!r} has shape {tuple(value.shape)}, less than the transition's batch size "
+                f"{tuple(transition.batch_size)}."
+            )
+        return value.to(self.alpha.dtype)
+
+    def _episode_end(self, transition: TensorDictBase) -> Tensor:
+        if transition.batch_dims > len(self.batch_shape) + 1:
+            raise ValueError(
+                'update="offline" needs one posterior per environment: the transition has batch '
+                f"size {tuple(transition.batch_size)} and the strategy {tuple(self.batch_shape)}."
+            )
+        return self._entry(transition, ("next", "done")).squeeze(-1)
+
+    def _walk(self, greedy: Tensor, uniform: Tensor, taken: Tensor) -> None:
+        """Every step of ``[steps, *batch_shape]``; one loop in the graph when compiled."""
+        posterior, steps = self._posterior(), len(greedy)
+        if steps > 1 and torch.compiler.is_compiling():
+
+            def body(
+                carry: tuple[Tensor, ...], step: tuple[Tensor, ...]
+            ) -> tuple[tuple[Tensor, ...], Tensor]:
+                greedy, uniform, taken = step
+                before = BMCPosterior(*carry)
+                updated, ratio = bmc_step(before, greedy, uniform, taken, self.likelihood)
+                return tuple(updated), ratio
+
+            carry, ratios = scan(
+                body, tuple(x.clone() for x in posterior), (greedy, uniform, taken)
+            )
+            result, ratio = BMCPosterior(*carry), ratios[-1]
+        else:
+            result, ratio = posterior, self.log_evidence_ratio
+            for g, u, t in zip(greedy.unbind(0), uniform.unbind(0), taken.unbind(0), strict=True):
+                result, ratio = bmc_step(result, g, u, t, self.likelihood)
+        for buffer, value in zip(posterior, result, strict=True):
+            buffer.copy_(value)
+        self.log_evidence_ratio.copy_(ratio)
+
+    def _step(
+        self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
+    ) -> None:
+        """One step with a posterior per state, or held until the episode ends."""
+        buffers, rest = self._posterior(), list(state_and_done)
+        if self.num_states is None:
+            before, index = buffers, None
+        else:
+            index = rest.pop(0)
+            before = BMCPosterior(*(gather_state(buffer, index) for buffer in buffers))
+        after, ratio = bmc_step(before, greedy, uniform, taken, self.likelihood)
+        for buffer, value in zip(buffers, after, strict=True):
+            if index is None:
+                buffer.copy_(value)
+            else:
+                buffer.scatter_(-1, index.unsqueeze(-1), value.unsqueeze(-1))
+        self.log_evidence_ratio.copy_(ratio)
+        if self.offline:
+            done = rest.pop(0) if self.num_states is None else rest.pop(0).unsqueeze(-1)
+            self.alpha.copy_(torch.where(done, buffers.alpha, self.alpha))
+            self.beta.copy_(torch.where(done, buffers.beta, self.beta))

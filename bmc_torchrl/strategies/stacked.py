@@ -1,0 +1,77 @@
+"""Several strategies side by side, one slice of the runs each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from bmc_torchrl.strategies.base import EpsilonStrategy
+
+__all__ = ["StackedEpsilon"]
+
+
+class StackedEpsilon(EpsilonStrategy):
+    """Strategies laid end to end along the leading run dimension.
+
+    Strategy i, of batch shape ``[runs_i, *rest]``, takes the next ``runs_i`` runs: 22 strategies
+    of 100 runs each are one module of batch shape ``[2200]``.
+
+    >>> from bmc_torchrl import BMCEpsilon, ConstantEpsilon
+    >>> stack = StackedEpsilon([BMCEpsilon(batch_shape=[2]), ConstantEpsilon(0.1, batch_shape=[1])])
+    >>> stack.eps
+    tensor([0.4975, 0.4975, 0.1000], dtype=torch.float64)
+    """
+
+    def __init__(self, strategies: Iterable[EpsilonStrategy]) -> None:
+        strategies = list(strategies)
+        rest = {strategy.batch_shape[1:] for strategy in strategies}
+        if len(rest) != 1 or any(not strategy.batch_shape for strategy in strategies):
+            shapes = [tuple(strategy.batch_shape) for strategy in strategies]
+            raise ValueError(
+                "StackedEpsilon needs strategies with a leading run dimension and equal further "
+                f"dimensions, got batch shapes {shapes}: pass batch_shape=[runs] to each."
+            )
+        sizes = [strategy.batch_shape[0] for strategy in strategies]
+        super().__init__((sum(sizes), *rest.pop()))
+        self.strategies = nn.ModuleList(strategies)
+        self.sizes = sizes
+        keys = [key for strategy in strategies for key in strategy.in_keys]
+        self.in_keys = list(dict.fromkeys(keys))
+        self.needs_update = any(strategy.needs_update for strategy in strategies)
+        self.state_key = next((s.state_key for s in strategies if s.state_key is not None), None)
+
+    def _slices(self) -> Iterable[tuple[EpsilonStrategy, slice]]:
+        start = 0
+        for strategy, size in zip(self.strategies, self.sizes, strict=True):
+            assert isinstance(strategy, EpsilonStrategy)
+            yield strategy, slice(start, start + size)
+            start += size
+
+    @property
+    def eps(self) -> Tensor:
+        """ε per run, ``[sum of runs, ...]``."""
+        return torch.cat([strategy.eps for strategy, _ in self._slices()])
+
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """ε of each run, from the strategy it belongs to."""
+        parts = [strategy.epsilon(tensordict[runs]) for strategy, runs in self._slices()]
+        dims = max(part.ndim for part in parts)
+        size = tensordict.batch_size[1:dims]
+        aligned = [
+            part.reshape(*part.shape, *([1] * (dims - part.ndim))).expand(part.shape[0], *size)
+            for part in parts
+        ]
+        return torch.cat(aligned)
+
+    def update(self, transition: TensorDictBase) -> None:
+        """Give every strategy the transitions of its own runs."""
+        for strategy, runs in self._slices():
+            strategy.update(transition[runs])
+
+    def step(self, frames: int) -> None:
+        """Pass `frames` on to every strategy."""
+        for strategy, _ in self._slices():
+            strategy.step(frames)

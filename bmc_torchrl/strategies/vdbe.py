@@ -1,0 +1,92 @@
+"""Value-difference based exploration (Tokic 2010)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+
+from bmc_torchrl.functional import vdbe_epsilon
+from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
+
+__all__ = ["VDBEEpsilon"]
+
+
+class VDBEEpsilon(EpsilonStrategy):
+    r"""One ε per state, following how much learning still changes the values there.
+
+    :math:`\varepsilon(s) \leftarrow \delta f(|\Delta Q| / \sigma) + (1 - \delta)\varepsilon(s)`,
+    where :math:`\Delta Q` is the change that learning made to Q(s, a) (``"value_change"``) and
+    :math:`s` the state being left.
+
+    Args:
+        num_states: how many discrete states; 1 makes one ε for all states, and needs no state key.
+        sigma: inverse sensitivity; may be one number per run.
+        delta: step size, usually one over the number of actions.
+        initial: ε of a state never left.
+        state_key: where the state is found, an index or a one-hot vector.
+        batch_shape: shape of the runs.
+
+    >>> VDBEEpsilon(num_states=3, sigma=1.0, delta=0.25).eps
+    tensor(0.5000, dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        num_states: int,
+        sigma: float | Sequence[float] | Tensor,
+        delta: float,
+        *,
+        initial: float = 0.5,
+        state_key: NestedKey = "state",
+        value_change_key: NestedKey = "value_change",
+        batch_shape: Sequence[int] = (),
+    ) -> None:
+        super().__init__(batch_shape)
+        if num_states < 1:
+            raise ValueError(f"num_states must be at least 1, got {num_states}.")
+        if not 0 < delta <= 1:
+            raise ValueError(f"delta must be in (0, 1], got {delta}.")
+        if not 0 <= initial <= 1:
+            raise ValueError(f"initial must be between 0 and 1, got {initial}.")
+        self.num_states, self.delta, self.initial = num_states, delta, initial
+        self.state_key = state_key if num_states > 1 else None
+        self.value_change_key = value_change_key
+        self.in_keys = [value_change_key] + ([state_key] if self.state_key else [])
+        self.sigma: Tensor
+        self.epsilons: Tensor
+        self.register_buffer(
+            "sigma", per_run_buffer(sigma, batch_shape, "sigma", lambda x: x > 0, "positive")
+        )
+        shape = (*self.batch_shape, num_states)
+        self.register_buffer("epsilons", torch.full(shape, initial, dtype=torch.float64))
+
+    @property
+    def eps(self) -> Tensor:
+        """ε per run, averaged over states."""
+        return self.epsilons.mean(-1)
+
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """ε of each run's current state."""
+        if self.state_key is None:
+            return self.epsilons.squeeze(-1)
+        return gather_state(self.epsilons, self._state(tensordict, self.num_states))
+
+    def update(self, transition: TensorDictBase) -> None:
+        """Move ε of each state left towards what its value change says."""
+        change = self._entry(transition, self.value_change_key).to(self.epsilons.dtype)
+        if self.state_key is None:
+            state = torch.zeros_like(change, dtype=torch.int64)
+        else:
+            state = self._state(transition, self.num_states)
+        steps = (change, self._taken(transition, change), state)
+        for value, taken, index in zip(
+            *(self._steps(transition, x).unbind(0) for x in steps), strict=True
+        ):
+            old = gather_state(self.epsilons, index)
+            new = vdbe_epsilon(old, value, self.sigma, self.delta)
+            # A state whose ε has decayed to zero records zero too, like a frame taken at random.
+            learns = (taken | (old == 0)) & value.isfinite()
+            self.epsilons.scatter_(-1, index[..., None], torch.where(learns, new, old)[..., None])
