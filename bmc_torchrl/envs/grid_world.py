@@ -87,7 +87,11 @@ LEFT, UP, RIGHT, DOWN = range(4)
 
 
 def subgoal_grid_step(
-    state: Tensor, action: Tensor, grid: SubgoalGrid = PAPER_GRID
+    state: Tensor,
+    action: Tensor,
+    grid: SubgoalGrid = PAPER_GRID,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One move of every agent of a batch.
 
@@ -98,9 +102,10 @@ def subgoal_grid_step(
         state: State index, int64 ``[*batch]``.
         action: 0 left, 1 up, 2 right, 3 down; int64 ``[*batch]``.
         grid: The layout.
+        dtype: Precision of the reward.
 
     Returns:
-        Next state int64, reward float32 and termination bool, each ``[*batch]``.
+        Next state int64, reward and termination bool, each ``[*batch]``.
 
     >>> subgoal_grid_step(torch.tensor([120, 120]), torch.tensor([LEFT, UP]))[1]
     tensor([-0.2000, -0.2000])
@@ -115,20 +120,23 @@ def subgoal_grid_step(
     moves = inside & (goal <= stage + 1)
     to_stage = stage + (moves & (goal == stage + 1)).long()
     digits = torch.where(moves, to_row, row), torch.where(moves, to_column, column), to_stage
-    reward = grid.blocked_reward + (grid.move_reward - grid.blocked_reward) * moves.float()
+    reward = grid.blocked_reward + (grid.move_reward - grid.blocked_reward) * moves.to(dtype)
     return ravel_index(digits, grid.sizes), reward, to_stage == len(grid.goals)
 
 
 def subgoal_grid_table(
-    grid: SubgoalGrid = PAPER_GRID, device: torch.device | str | None = None
+    grid: SubgoalGrid = PAPER_GRID,
+    device: torch.device | str | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`subgoal_grid_step` of every state and action.
 
     Returns:
-        Next state int64, reward float32 and termination bool, each ``[states, 4]``.
+        Next state int64, reward and termination bool, each ``[states, 4]``.
     """
     pair = torch.arange(grid.num_states * 4, device=device).reshape(grid.num_states, 4)
-    return subgoal_grid_step(pair // 4, pair % 4, grid)
+    return subgoal_grid_step(pair // 4, pair % 4, grid, dtype=dtype)
 
 
 class SubgoalGridEnv(BatchedEnv):

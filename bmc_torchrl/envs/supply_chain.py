@@ -138,7 +138,12 @@ def supply_chain_action(
 
 
 def supply_chain_step(
-    stocks: Tensor, action: Tensor, demand: Tensor, network: SupplyNetwork = PAPER_NETWORK
+    stocks: Tensor,
+    action: Tensor,
+    demand: Tensor,
+    network: SupplyNetwork = PAPER_NETWORK,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One period of every network of a batch.
 
@@ -152,9 +157,10 @@ def supply_chain_step(
         action: Joint action, int64 ``[*batch]``; see :class:`SupplyNetwork`.
         demand: Demand at each warehouse, int64 ``[*batch, K]``.
         network: The constants.
+        dtype: Precision of the reward.
 
     Returns:
-        Next stocks int64 ``[*batch, 1 + K]``, reward float32 ``[*batch]`` and termination bool
+        Next stocks int64 ``[*batch, 1 + K]``, reward ``[*batch]`` and termination bool
         ``[*batch]``, always false.
 
     >>> supply_chain_step(torch.tensor([10, 4]), torch.tensor(67), torch.tensor([3]))[:2]
@@ -162,19 +168,19 @@ def supply_chain_step(
     """
     factory, *shelves = stocks.unbind(-1)
     *ship, produce = supply_chain_action(action, network)
-    reward = -network.kappa_st[0] * factory.float()
+    reward = -network.kappa_st[0] * factory.to(dtype)
     after = []
     for j, (shelf, asked, wanted) in enumerate(zip(shelves, ship, demand.unbind(-1), strict=True)):
         sold = torch.minimum(wanted, shelf)
         room = network.capacity[j + 1] - shelf + sold
         shipped = torch.minimum(torch.minimum(asked, factory), room)
         trucks = (shipped + (network.zeta[j] - 1)) // network.zeta[j]
-        reward = reward + network.price * sold.float() - network.kappa_st[j + 1] * shelf.float()
-        reward = reward - network.kappa_tr[j] * trucks.float()
+        reward = reward + network.price * sold.to(dtype) - network.kappa_st[j + 1] * shelf.to(dtype)
+        reward = reward - network.kappa_tr[j] * trucks.to(dtype)
         factory = factory - shipped
         after.append(shelf - sold + shipped)
     produced = torch.minimum(produce, network.capacity[0] - factory)
-    reward = reward - network.kappa_pr * produced.float()
+    reward = reward - network.kappa_pr * produced.to(dtype)
     next_stocks = torch.stack([factory + produced, *after], -1)
     return next_stocks, reward, torch.zeros_like(factory, dtype=torch.bool)
 
