@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,11 +69,10 @@ class ActionLayout:
             mask: ``[*batch, sum of sizes]``, True where legal.
             like: the action to replace.
         """
-        if self.multiple:
-            columns = draws.unbind(-1)
-            masks = [None] * len(self.sizes) if mask is None else torch.split(mask, self.sizes, -1)
-        else:
-            columns, masks = (draws,), [mask]
+        columns = draws.unbind(-1) if self.multiple else (draws,)
+        masks: Sequence[Tensor | None] = [None] * len(self.sizes)
+        if mask is not None:
+            masks = torch.split(mask, list(self.sizes), -1)
         indices = [
             (column * size).long() if legal is None else legal_action_at(column, legal)
             for column, size, legal in zip(columns, self.sizes, masks, strict=True)
@@ -90,7 +90,9 @@ class ActionLayout:
 
     def has_legal(self, mask: Tensor, like: Tensor) -> Tensor:
         """Where every variable has a legal choice, broadcastable to `like`."""
-        legal = torch.stack([part.any(-1) for part in torch.split(mask, self.sizes, -1)]).all(0)
+        legal = torch.stack([part.any(-1) for part in torch.split(mask, list(self.sizes), -1)]).all(
+            0
+        )
         return legal if like.ndim == legal.ndim else legal.unsqueeze(-1)
 
     def _encode(self, indices: list[Tensor], like: Tensor) -> Tensor:
