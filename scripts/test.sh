@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Runs the tests, after setting up .venv where there is none: bash scripts/test.sh [pytest arguments]
+set -eu
+. "$(dirname "$0")/setup.sh"
+export OMP_NUM_THREADS=1
+exec python -m pytest -n 2 --dist worksteal "$@"
