@@ -204,7 +204,8 @@ def student_t_log_evidence_ratio(
     Both evidences are Student-t densities ([GSL19], Eq. (10)) at
     :math:`G = (1-\varepsilon)G^Q + \varepsilon G^U`. Only the gap :math:`\Delta = G^Q - G^U` and
     :math:`\tau = 1 - 2\varepsilon = (\beta - \alpha) / (\alpha + \beta)` remain:
-    :math:`-(a + \tfrac12)\log\bigl(1 + \tau\Delta^2 / (2b + \varepsilon^2\Delta^2)\bigr)`.
+    :math:`-(a + \tfrac12)\log\bigl(1 + \tau\Delta^2 / (2b + \varepsilon^2\Delta^2)\bigr)`. Where
+    :math:`\varepsilon > \tfrac12` the two models change places, lest the logarithm cancel.
 
     Args:
         gap: greedy minus uniform return, ``[*batch]``.
@@ -214,9 +215,10 @@ def student_t_log_evidence_ratio(
         b: rate of the precision's posterior, ``[*batch]``.
     """
     total = alpha + beta
-    epsilon, tau = alpha / total, (beta - alpha) / total
+    smaller, tau = torch.minimum(alpha, beta) / total, (beta - alpha) / total
     squared = gap**2
-    return -(a + 0.5) * torch.log1p(tau * squared / (2 * b + epsilon**2 * squared))
+    ratio = torch.log1p(tau.abs() * squared / (2 * b + smaller**2 * squared))
+    return -(a + 0.5) * torch.copysign(ratio, tau)
 
 
 def gaussian_log_evidence_ratio(
@@ -237,26 +239,32 @@ def beta_moment_match(
     One observation turns :math:`\mathrm{Beta}(\alpha, \beta)` into a mixture of
     :math:`\mathrm{Beta}(\alpha + 1, \beta)`, "uniform was right" with probability :math:`p`, and
     :math:`\mathrm{Beta}(\alpha, \beta + 1)`, "greedy was right" with :math:`q = 1 - p`. The Beta
-    returned has the mixture's mean and variance ([GSL19], Eqs. (12)–(16)). They reduce to
+    returned has the mixture's mean and variance ([GSL19], Eqs. (12)–(16)). Solved for the change,
+    they read
 
-    .. math:: (\alpha + p, \beta + q) \frac{s}{s + p q (\alpha + \beta + 2)}, \quad
-              s = \alpha\beta + \alpha q + \beta p,
+    .. math:: \alpha' = \alpha - \frac{p\,(\alpha + 1)\,d}{D}, \quad
+              \beta' = \beta + \frac{q\,(\beta + 1)\,d}{D}, \quad
+              d = \alpha\beta\,\frac{e^Q - e^U}{\alpha e^U + \beta e^Q}, \quad
+              D = (\alpha + p)(\beta + q) + p q (\alpha + \beta + 1).
 
-    a form of positive terms only: nothing cancels, underflows or overflows.
+    Equal evidence changes nothing, and evidence for "greedy" never raises :math:`\alpha` nor lowers
+    :math:`\beta`: to the last bit, since nothing cancels, underflows or overflows.
 
     Args:
         alpha: ``[*batch]``.
         beta: ``[*batch]``.
         log_evidence_ratio: :math:`\log e^U - \log e^Q`, ``[*batch]``.
     """
-    weaker = torch.exp(-log_evidence_ratio.abs())
-    one = torch.ones_like(weaker)
+    strength = log_evidence_ratio.abs()
+    weaker, one = torch.exp(-strength), torch.ones_like(strength)
     uniform = alpha * torch.where(log_evidence_ratio < 0, weaker, one)
     greedy = beta * torch.where(log_evidence_ratio < 0, one, weaker)
-    p, q = uniform / (uniform + greedy), greedy / (uniform + greedy)
-    s = alpha * beta + alpha * q + beta * p
-    shrink = s / (s + p * q * (alpha + beta + 2))
-    return (alpha + p) * shrink, (beta + q) * shrink
+    evidence = uniform + greedy
+    p, q = uniform / evidence, greedy / evidence
+    lead = torch.copysign(torch.expm1(-strength), -log_evidence_ratio)
+    d = alpha * beta * lead / evidence
+    change = d / ((alpha + p) * (beta + q) + p * q * (alpha + beta + 1))
+    return alpha - p * (alpha + 1) * change, beta + q * (beta + 1) * change
 
 
 def beta_quantile(alpha: Tensor, beta: Tensor, probability: float) -> Tensor:
