@@ -55,6 +55,18 @@ class ActionLayout:
             f"MultiOneHot, Binary), got {type(spec).__name__}."
         )
 
+    def fits(self, action: Tensor) -> bool:
+        """Whether the last dimension of `action` is that of an action."""
+        if not (self.one_hot or self.multiple):
+            return True
+        size = sum(self.sizes) if self.one_hot else len(self.sizes)
+        return action.ndim > 0 and action.shape[-1] == size
+
+    def choices_shape(self, action: Tensor) -> torch.Size:
+        """Shape of one entry per choice that `action` could make: masks, action values."""
+        batch = action.shape[:-1] if self.one_hot or self.multiple else action.shape
+        return torch.Size((*batch, sum(self.sizes)))
+
     def index_shape(self, action: Tensor) -> torch.Size:
         """Shape of one uniform draw per choice that `action` makes."""
         if not self.one_hot:
@@ -90,9 +102,8 @@ class ActionLayout:
 
     def has_legal(self, mask: Tensor, like: Tensor) -> Tensor:
         """Where every variable has a legal choice, broadcastable to `like`."""
-        legal = torch.stack([part.any(-1) for part in torch.split(mask, list(self.sizes), -1)]).all(
-            0
-        )
+        parts = torch.split(mask, list(self.sizes), -1)
+        legal = torch.stack([part.any(-1) for part in parts]).all(0)
         return legal if like.ndim == legal.ndim else legal.unsqueeze(-1)
 
     def _encode(self, indices: list[Tensor], like: Tensor) -> Tensor:

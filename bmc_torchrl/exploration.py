@@ -77,8 +77,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             )
         if explore not in ("uniform", "softmax"):
             raise ValueError(f"explore must be 'uniform' or 'softmax', got {explore!r}.")
-        if temperature <= 0:
-            raise ValueError(f"temperature must be positive, got {temperature}.")
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature must be positive and finite, got {temperature}.")
         self.action_key, self.action_mask_key = action_key, action_mask_key
         self.epsilon_key = epsilon_key or _beside(action_key, "epsilon")
         self.action_value_key = action_value_key or _beside(action_key, "action_value")
@@ -158,12 +158,14 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 self._warn_if_forgotten(f"called {self._calls} times")
         action = self._checked_action(tensordict)
         epsilon = self._epsilon(tensordict, acting)
-        coin, random = self._draw(tensordict, action, acting.batch_size)
+        mask = self._mask(tensordict, action)
+        coin, random = self._draw(tensordict, action, mask, acting.batch_size)
         explores = expand_as_right(coin < epsilon, random)
-        if self.action_mask_key is not None:
-            explores = explores & self._layout_of().has_legal(self._mask(tensordict), action)
+        if mask is not None:
+            explores = explores & self._layout_of().has_legal(mask, action)
         tensordict.set(self.action_key, torch.where(explores, random, action))
-        tensordict.set(self.epsilon_key, epsilon)
+        # Exactly zero is the mark of a frame that this policy did not take.
+        tensordict.set(self.epsilon_key, epsilon.clamp(min=torch.finfo(epsilon.dtype).tiny))
         return tensordict
 
     def _layout_of(self) -> ActionLayout:
@@ -185,13 +187,38 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 f"The action is on {action.device} and the exploration module on "
                 f"{self.updates.device}: move the module with .to({str(action.device)!r})."
             )
+        layout = self._layout_of()
+        if not layout.fits(action):
+            raise ValueError(
+                f"The action at {self.action_key!r} has shape {tuple(action.shape)}, which is not "
+                f"an action of {layout}: pass the spec of the environment's action."
+            )
         return action
 
-    def _mask(self, tensordict: TensorDictBase) -> Tensor:
+    def _mask(self, tensordict: TensorDictBase, action: Tensor) -> Tensor | None:
+        if self.action_mask_key is None:
+            return None
         mask: Tensor | None = tensordict.get(self.action_mask_key, None)
         if mask is None:
             raise KeyError(f"No action mask at {self.action_mask_key!r} in {tensordict}.")
-        return mask
+        expected = self._layout_of().choices_shape(action)
+        if mask.shape != expected:
+            raise ValueError(
+                f"The action mask at {self.action_mask_key!r} has shape {tuple(mask.shape)}: it "
+                f"must have one entry per choice, {tuple(expected)}."
+            )
+        return mask.bool()
+
+    def _action_value(self, tensordict: TensorDictBase, action: Tensor) -> Tensor:
+        value: Tensor | None = tensordict.get(self.action_value_key, None)
+        expected = self._layout_of().choices_shape(action)
+        if value is None or value.shape != expected:
+            found = "nothing" if value is None else f"shape {tuple(value.shape)}"
+            raise KeyError(
+                f"explore='softmax' needs action values of shape {tuple(expected)} at "
+                f"{self.action_value_key!r}, found {found}: pass action_value_key=."
+            )
+        return value
 
     def _epsilon(self, tensordict: TensorDictBase, acting: TensorDictBase) -> Tensor:
         epsilon = self.strategy.epsilon(tensordict).to(torch.get_default_dtype())
@@ -206,22 +233,24 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         return aligned
 
     def _draw(
-        self, tensordict: TensorDictBase, action: Tensor, batch: torch.Size
+        self,
+        tensordict: TensorDictBase,
+        action: Tensor,
+        mask: Tensor | None,
+        batch: torch.Size,
     ) -> tuple[Tensor, Tensor]:
         """A coin per element of the batch, and a random action of the action's shape and dtype."""
         layout, device = self._layout_of(), action.device
         shape = layout.index_shape(action)
         if self.explore == "softmax":
             coin = torch.rand(batch, device=device)
-            value: Tensor = tensordict.get(self.action_value_key)
-            mask = None if self.action_mask_key is None else self._mask(tensordict)
+            value = self._action_value(tensordict, action)
             noise = torch.rand(value.shape, device=device)
             return coin, layout.from_softmax(value / self.temperature, noise, mask, action)
         if shape == batch:
             coin, which = torch.rand((2, *shape), device=device).unbind(0)
         else:
             coin, which = torch.rand(batch, device=device), torch.rand(shape, device=device)
-        mask = None if self.action_mask_key is None else self._mask(tensordict)
         return coin, layout.from_uniform(which, mask, action)
 
     def _warn_if_forgotten(self, how: str) -> None:
@@ -299,7 +328,7 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
             )
         after = tensordict.get("next")
         value = self.next_action_value(after)
-        mask = None if self.action_mask_key is None else after.get(self.action_mask_key)
+        mask = None if self.action_mask_key is None else after.get(self.action_mask_key).bool()
         ended = None if self.terminated_key is None else after.get(self.terminated_key)
         reward = _like(after.get(self.reward_key), value)
         gamma = self._discount(tensordict, reward)

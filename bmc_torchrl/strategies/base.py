@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.utils import expand_as_right
+from tensordict.utils import expand_as_right, expand_right
 from torch import Tensor, nn
 
 __all__ = ["EpsilonStrategy", "gather_state", "per_run_buffer", "state_index", "time_major"]
@@ -25,7 +25,8 @@ class EpsilonStrategy(nn.Module, ABC):
     shared memory need no further code. Buffers keep their precision under ``.half()`` and the like.
 
     A transition has the strategy's batch shape (one step) or more dimensions: those beyond
-    `batch_shape` are walked in order, the last one (time) slowest.
+    `batch_shape` are walked in order, the last one (time) slowest. An update that raises has
+    changed nothing.
     """
 
     in_keys: list[NestedKey]
@@ -62,6 +63,14 @@ class EpsilonStrategy(nn.Module, ABC):
     def step(self, frames: int) -> None:
         """Anneal by `frames`; only strategies that anneal by frames do anything."""
 
+    def _read(self, transition: TensorDictBase) -> tuple[Any, ...]:
+        """All that can go wrong in :meth:`update`: what :meth:`_learn` needs, checked."""
+        return (transition,)
+
+    def _learn(self, *columns: Any) -> None:
+        """The rest of :meth:`update`, which cannot fail."""
+        self.update(*columns)
+
     def _entry(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
         value: Tensor | None = tensordict.get(key, None)
         if value is None:
@@ -78,11 +87,46 @@ class EpsilonStrategy(nn.Module, ABC):
             )
         return value
 
+    def _done(self, transition: TensorDictBase) -> Tensor:
+        """Where an episode ended, ``[*batch]``."""
+        done = self._entry(transition, ("next", "done"))
+        if done.dtype != torch.bool:
+            raise TypeError(f"('next', 'done') must be bool, got {done.dtype}.")
+        return done.squeeze(-1) if done.ndim > transition.batch_dims else done
+
     def _state(self, tensordict: TensorDictBase, num_states: int) -> Tensor:
-        assert self.state_key is not None
-        return state_index(
-            self._entry(tensordict, self.state_key), tensordict.batch_dims, num_states
+        """The discrete state, ``[*batch]``, or ``[*batch, *agents]`` at a nested key."""
+        key, owner = self.state_key, tensordict
+        assert key is not None
+        value = self._entry(tensordict, key)
+        if isinstance(key, tuple) and len(key) > 1:
+            owner = tensordict.get(key[:-1])
+        return state_index(value, owner.batch_dims, num_states)
+
+    def _at_state(self, table: Tensor, tensordict: TensorDictBase) -> Tensor:
+        """The entries of a table ``[*batch_shape, states]`` at the current states."""
+        state = self._state(tensordict, table.shape[-1])
+        shape = self.batch_shape[: state.ndim]
+        if state.shape[: len(shape)] != shape:
+            raise ValueError(
+                f"The state at {self.state_key!r} has shape {tuple(state.shape)}, which does not "
+                f"start with the strategy's batch_shape {tuple(self.batch_shape)}: build the "
+                "strategy with the batch shape of the environment, or with batch_shape=() to "
+                "share one ε per state."
+            )
+        if state.ndim < len(self.batch_shape):
+            state = expand_right(state, self.batch_shape)
+        return gather_state(table, state)
+
+    def _state_left(self, transition: TensorDictBase, num_states: int, like: Tensor) -> Tensor:
+        """The state of each transition in the shape of `like`; an error if one is out of range."""
+        state: Tensor = expand_as_right(self._state(transition, num_states), like)
+        torch._assert_async(
+            ((state >= 0) & (state < num_states)).all(),
+            f"{type(self).__name__}: {self.state_key!r} must be an index from 0 to "
+            f"{num_states - 1}; raise num_states= if there are more states.",
         )
+        return state
 
     def _taken(self, transition: TensorDictBase, like: Tensor) -> Tensor:
         """Where a transition is a real one, taken by this policy, in the shape of `like`.
@@ -94,13 +138,16 @@ class EpsilonStrategy(nn.Module, ABC):
         for key in (MASK_KEY, self.epsilon_key):
             mark = transition.get(key, None)
             if mark is not None:
+                mark = mark != 0
                 if mark.ndim > like.ndim:
-                    mark = mark.squeeze(-1)
-                taken = taken & expand_as_right(mark != 0, like)
+                    mark = mark.flatten(like.ndim).any(-1)
+                taken = taken & expand_as_right(mark, like)
         return taken
 
     def _steps(self, transition: TensorDictBase, value: Tensor) -> Tensor:
-        return time_major(value, transition.batch_dims, self.batch_shape)
+        dims = transition.batch_dims
+        timed = value.ndim > dims > 0 and transition.names[-1] == "time"
+        return time_major(value, dims, self.batch_shape, timed)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
@@ -116,24 +163,28 @@ class EpsilonStrategy(nn.Module, ABC):
         return f"batch_shape={tuple(self.batch_shape)}"
 
 
-def time_major(value: Tensor, batch_dims: int, batch_shape: Sequence[int]) -> Tensor:
+def time_major(
+    value: Tensor, batch_dims: int, batch_shape: Sequence[int], timed: bool = False
+) -> Tensor:
     """Arrange an entry of a tensordict as ``[steps, *batch_shape]``.
 
     Dimensions of the tensordict beyond `batch_shape` become steps, the last one (time) slowest.
     Dimensions of the entry beyond the tensordict's (agents) belong to `batch_shape` if it ends
-    with them, and are pooled otherwise.
+    with them and does not fit the tensordict's own, and are pooled otherwise.
 
     Args:
         value: ``[*batch, *agents]``.
         batch_dims: number of the tensordict's batch dimensions.
         batch_shape: shape of the strategy.
+        timed: whether the tensordict's last dimension is known to be time, never a run.
 
     >>> time_major(torch.zeros(4, 10), 2, [4]).shape
     torch.Size([10, 4])
     """
     batch_shape = tuple(batch_shape)
     agents = tuple(value.shape[batch_dims:])
-    per_agent = len(agents) > 0 and batch_shape[len(batch_shape) - len(agents) :] == agents
+    fits = len(batch_shape) <= batch_dims - timed and value.shape[: len(batch_shape)] == batch_shape
+    per_agent = not fits and batch_shape[-len(agents) :] == agents if agents else False
     runs = batch_shape[: len(batch_shape) - len(agents)] if per_agent else batch_shape
     if tuple(value.shape[: min(len(runs), batch_dims)]) != runs:
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
+from tensordict.utils import expand_as_right
 from torch import Tensor
 from torch._higher_order_ops.scan import scan
 
@@ -22,6 +23,9 @@ from bmc_torchrl.likelihoods import Likelihood, NormalGammaPrior, StudentTLikeli
 from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
 
 __all__ = ["BMCEpsilon", "BMCPosterior", "bmc_step"]
+
+LARGEST_RETURN = 1e100
+"""Returns beyond it, infinite or NaN, are skipped."""
 
 
 class BMCPosterior(NamedTuple):
@@ -47,7 +51,7 @@ def bmc_step(
         The posterior after the transition, unchanged where not `taken` or where a return is not
         finite; and the log evidence ratio, zero there.
     """
-    taken = taken & greedy_return.isfinite() & uniform_return.isfinite()
+    taken = taken & _usable(greedy_return, uniform_return)
     alpha, beta = posterior.alpha, posterior.beta
     observed = mixture_return(greedy_return, uniform_return, alpha / (alpha + beta))
     moments = welford_update(Moments(*posterior[2:]), observed)
@@ -58,6 +62,11 @@ def bmc_step(
         *(torch.where(taken, new, old) for new, old in zip(updated, posterior, strict=True))
     )
     return kept, torch.where(taken, ratio, torch.zeros_like(ratio))
+
+
+def _usable(greedy_return: Tensor, uniform_return: Tensor) -> Tensor:
+    """Where both returns are numbers whose squares can be summed for ever."""
+    return (greedy_return.abs() < LARGEST_RETURN) & (uniform_return.abs() < LARGEST_RETURN)
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -198,7 +207,7 @@ class BMCEpsilon(EpsilonStrategy):
         """ε of each run, in its current state if there is a posterior per state."""
         if self.num_states is None:
             return self.mean
-        return gather_state(self.mean, self._state(tensordict, self.num_states))
+        return self._at_state(self.mean, tensordict)
 
     def _posterior(self) -> BMCPosterior:
         prefix = "pending_" if self.offline else ""
@@ -211,21 +220,25 @@ class BMCEpsilon(EpsilonStrategy):
         Further dimensions (a pooled posterior's environments, agents) are walked within each time
         step. Frames that padding or a random warm-up made are left out.
         """
+        self._learn(*self._read(transition))
+
+    def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
         greedy, uniform = (self._return(transition, key) for key in self.return_keys)
         if greedy.shape != uniform.shape:
             raise ValueError(
                 f"{self.return_keys[0]!r} has shape {tuple(greedy.shape)} and "
                 f"{self.return_keys[1]!r} {tuple(uniform.shape)}: they must be equal."
             )
-        taken = self._taken(transition, greedy)
-        columns = [greedy, uniform, taken]
+        columns = [greedy, uniform, self._taken(transition, greedy)]
         if self.num_states is not None:
-            columns.append(self._state(transition, self.num_states))
+            columns.append(self._state_left(transition, self.num_states, greedy))
         if self.offline:
-            columns.append(self._episode_end(transition))
-        columns = [self._steps(transition, column) for column in columns]
-        finite = columns[0].isfinite() & columns[1].isfinite()
-        self.skipped += (columns[2] & ~finite).sum(0)
+            columns.append(expand_as_right(self._episode_end(transition), greedy))
+        return tuple(self._steps(transition, column) for column in columns)
+
+    def _learn(self, *columns: Tensor) -> None:
+        greedy, uniform, taken = columns[:3]
+        self.skipped += (taken & ~_usable(greedy, uniform)).sum(0)
         if not self.offline and self.num_states is None:
             self._walk(*columns)
         else:
@@ -249,7 +262,7 @@ class BMCEpsilon(EpsilonStrategy):
                 'update="offline" needs one posterior per environment: the transition has batch '
                 f"size {tuple(transition.batch_size)} and the strategy {tuple(self.batch_shape)}."
             )
-        return self._entry(transition, ("next", "done")).squeeze(-1)
+        return self._done(transition)
 
     def _walk(self, greedy: Tensor, uniform: Tensor, taken: Tensor) -> None:
         """Every step of ``[steps, *batch_shape]``; one loop in the graph when compiled."""

@@ -66,9 +66,14 @@ class _AnnealedByEpisodes(EpsilonStrategy):
 
     def update(self, transition: TensorDictBase) -> None:
         """Count the episodes that ended."""
-        done = self._entry(transition, ("next", "done")).squeeze(-1)
-        ended = done & self._taken(transition, done)
-        self.episodes += self._steps(transition, ended).sum(0)
+        self._learn(*self._read(transition))
+
+    def _read(self, transition: TensorDictBase) -> tuple[Tensor]:
+        done = self._done(transition)
+        return (self._steps(transition, done & self._taken(transition, done)),)
+
+    def _learn(self, ended: Tensor) -> None:
+        self.episodes += ended.sum(0)
 
 
 class GeometricEpsilon(_AnnealedByEpisodes):
@@ -174,9 +179,17 @@ class LinearEpsilon(EpsilonStrategy):
 
     def update(self, transition: TensorDictBase) -> None:
         """Count the transitions, unless the clock is :meth:`step`."""
-        if self.count_by == "update":
-            done = self._entry(transition, ("next", "done")).squeeze(-1)
-            self.frames += self._steps(transition, self._taken(transition, done)).sum(0)
+        self._learn(*self._read(transition))
+
+    def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
+        if self.count_by == "step":
+            return ()
+        done = self._done(transition)
+        return (self._steps(transition, self._taken(transition, done)),)
+
+    def _learn(self, *taken: Tensor) -> None:
+        for steps in taken:
+            self.frames += steps.sum(0)
 
     def step(self, frames: int) -> None:
         """Count `frames`, unless the clock is :meth:`update`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import expand_right
 from torch import Tensor, nn
 
 from bmc_torchrl.strategies.base import EpsilonStrategy
@@ -58,18 +60,24 @@ class StackedEpsilon(EpsilonStrategy):
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """ε of each run, from the strategy it belongs to."""
         parts = [strategy.epsilon(tensordict[runs]) for strategy, runs in self._slices()]
-        dims = max(part.ndim for part in parts)
-        size = tensordict.batch_size[1:dims]
-        aligned = [
-            part.reshape(*part.shape, *([1] * (dims - part.ndim))).expand(part.shape[0], *size)
-            for part in parts
-        ]
-        return torch.cat(aligned)
+        rest = max((part.shape[1:] for part in parts), key=len)
+        return torch.cat([expand_right(part, (len(part), *rest)) for part in parts])
 
     def update(self, transition: TensorDictBase) -> None:
         """Give every strategy the transitions of its own runs."""
-        for strategy, runs in self._slices():
-            strategy.update(transition[runs])
+        self._learn(*self._read(transition))
+
+    def _read(self, transition: TensorDictBase) -> tuple[Any, ...]:
+        if transition.batch_size[:1] != self.batch_shape[:1]:
+            raise ValueError(
+                f"A transition of batch size {tuple(transition.batch_size)} does not start with "
+                f"the {self.batch_shape[0]} runs of the stacked strategies."
+            )
+        return tuple(strategy._read(transition[runs]) for strategy, runs in self._slices())
+
+    def _learn(self, *columns: Any) -> None:
+        for (strategy, _), own in zip(self._slices(), columns, strict=True):
+            strategy._learn(*own)
 
     def step(self, frames: int) -> None:
         """Pass `frames` on to every strategy."""

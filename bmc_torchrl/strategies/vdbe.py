@@ -72,21 +72,23 @@ class VDBEEpsilon(EpsilonStrategy):
         """ε of each run's current state."""
         if self.state_key is None:
             return self.epsilons.squeeze(-1)
-        return gather_state(self.epsilons, self._state(tensordict, self.num_states))
+        return self._at_state(self.epsilons, tensordict)
 
     def update(self, transition: TensorDictBase) -> None:
         """Move ε of each state left towards what its value change says."""
+        self._learn(*self._read(transition))
+
+    def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
         change = self._entry(transition, self.value_change_key).to(self.epsilons.dtype)
         if self.state_key is None:
             state = torch.zeros_like(change, dtype=torch.int64)
         else:
-            state = self._state(transition, self.num_states)
-        steps = (change, self._taken(transition, change), state)
-        for value, taken, index in zip(
-            *(self._steps(transition, x).unbind(0) for x in steps), strict=True
-        ):
-            old = gather_state(self.epsilons, index)
-            new = vdbe_epsilon(old, value, self.sigma, self.delta)
-            # A state whose ε has decayed to zero records zero too, like a frame taken at random.
-            learns = (taken | (old == 0)) & value.isfinite()
-            self.epsilons.scatter_(-1, index[..., None], torch.where(learns, new, old)[..., None])
+            state = self._state_left(transition, self.num_states, change)
+        learns = self._taken(transition, change) & change.isfinite()
+        return tuple(self._steps(transition, column) for column in (change, learns, state))
+
+    def _learn(self, *columns: Tensor) -> None:
+        for change, learns, state in zip(*(column.unbind(0) for column in columns), strict=True):
+            old = gather_state(self.epsilons, state)
+            new = vdbe_epsilon(old, change, self.sigma, self.delta)
+            self.epsilons.scatter_(-1, state[..., None], torch.where(learns, new, old)[..., None])
