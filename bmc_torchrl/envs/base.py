@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
+from torchrl.data import Categorical, Composite, MultiOneHot, OneHot, Unbounded
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.envs.factored import active_features, index_from_encoding, one_hot_encoding
@@ -111,7 +111,7 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
     def _observation_spec(self) -> Any:
         """Spec of the encoded observation."""
         shape = (*self.batch_size, self.num_features)
-        return Bounded(0.0, 1.0, shape=shape, device=self.device)
+        return MultiOneHot(self.sizes, shape=shape, dtype=torch.float32, device=self.device)
 
     def _observe(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """State entries, with what the learner sees added."""
@@ -135,6 +135,16 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
         if set_state and tensordict is not None:
             entries |= self._observe(self._given_state(tensordict))
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
+
+    def _resolve_set_state(
+        self, set_state: bool | None, tensordict: TensorDictBase | None, select_reset_only: bool
+    ) -> bool | None:
+        # As TorchRL 0.15 will have it. In 0.14 an unspecified ``set_state`` keeps the old state, so
+        # a partial reset, whose tensordict always carries one, would reset nothing.
+        resolved: bool | None = super()._resolve_set_state(
+            bool(set_state), tensordict, select_reset_only
+        )
+        return resolved
 
     def _given_state(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         state = tensordict.get("state")

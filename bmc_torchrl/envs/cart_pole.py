@@ -128,7 +128,7 @@ def cart_pole_bins(physics: Tensor, model: CartPole = PAPER_CART_POLE) -> Tensor
     :math:`\mathrm{round}((k - 1)(x + h) / 2h)`, clipped to :math:`[0, k)`; halves round to even.
 
     >>> cart_pole_bins(torch.zeros(4))
-    tensor(85)
+    tensor(79)
     """
     digits = [
         ((count - 1) * ((entry + bound) / (2 * bound))).round().clamp(0, count - 1).long()

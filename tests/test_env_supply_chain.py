@@ -1,0 +1,249 @@
+"""Supply-chain against a scalar reference, by hand and by its exact optimum."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from bmc_torchrl.envs import (
+    SupplyChainEnv,
+    SupplyNetwork,
+    active_features,
+    index_from_encoding,
+    optimal_supply_chain_values,
+    poisson_cdf,
+    poisson_demand,
+    supply_chain_action,
+    supply_chain_step,
+)
+
+TWO = SupplyNetwork(
+    price=0.7,
+    kappa_pr=0.15,
+    kappa_st=(0.01, 0.02, 0.03),
+    kappa_tr=(0.1, 0.25),
+    zeta=(2, 3),
+    capacity=(6, 4, 5),
+    rho_max=3,
+    ship_max=(4, 2),
+    demand_rate=(1.0, 2.5),
+    initial_stocks=(3, 1, 0),
+)
+
+
+def period_by_hand(stocks, ships, produce, demands, network):
+    """One period in plain Python: the reward, the next stocks and what moved."""
+    factory, *shelves = stocks
+    gain = -sum(cost * stock for cost, stock in zip(network.kappa_st, stocks, strict=True))
+    after, moved = [], []
+    for j, shelf in enumerate(shelves):
+        sold = min(demands[j], shelf)
+        shelf -= sold
+        shipped = min(ships[j], factory)
+        if shelf + shipped > network.capacity[j + 1]:
+            shipped = network.capacity[j + 1] - shelf
+        factory -= shipped
+        gain += network.price * sold
+        gain -= network.kappa_tr[j] * math.ceil(shipped / network.zeta[j])
+        after.append(shelf + shipped)
+        moved.append((sold, shipped))
+    produced = min(produce, network.capacity[0] - factory)
+    gain -= network.kappa_pr * produced
+    return gain, (factory + produced, *after), moved, produced
+
+
+@pytest.mark.parametrize(("network", "count"), [(SupplyNetwork(), 100_000), (TWO, 20_000)])
+def test_random_periods_equal_the_scalar_reference(network, count):
+    generator = torch.Generator().manual_seed(1)
+    sizes = network.sizes
+    stocks = torch.stack([torch.randint(s, (count,), generator=generator) for s in sizes], -1)
+    action = torch.randint(network.num_actions, (count,), generator=generator)
+    demand = torch.randint(12, (count, network.warehouses), generator=generator)
+    after, reward, terminated = supply_chain_step(stocks, action, demand, network)
+    assert not terminated.any()
+    *ships, produce = (part.tolist() for part in supply_chain_action(action, network))
+    rows = zip(stocks.tolist(), zip(*ships, strict=True), produce, demand.tolist(), strict=True)
+    expected = [period_by_hand(*row, network) for row in rows]
+    assert after.tolist() == [list(result[1]) for result in expected]
+    gains = torch.tensor([result[0] for result in expected])
+    torch.testing.assert_close(reward, gains, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("network", [SupplyNetwork(), TWO])
+def test_stock_is_conserved_and_limits_hold_in_every_state(network):
+    state = torch.arange(network.num_states)[:: max(1, network.num_states // 500)]
+    env = SupplyChainEnv(network, batch_size=state.shape)
+    stocks = env.stocks(state).reshape(-1, 1, 1, network.warehouses + 1)
+    action = torch.arange(network.num_actions).reshape(1, -1, 1)
+    demand = torch.arange(8).reshape(1, 1, -1, 1).expand(-1, -1, -1, network.warehouses)
+    after, _, _ = supply_chain_step(stocks, action, demand, network)
+    sold = torch.minimum(demand, stocks[..., 1:])
+    shipped = after[..., 1:] - stocks[..., 1:] + sold
+    produced = after[..., 0] - stocks[..., 0] + shipped.sum(-1)
+    assert (after >= 0).all()
+    assert (after <= torch.tensor(network.capacity)).all()
+    assert (shipped >= 0).all()
+    assert (shipped <= torch.tensor(network.ship_max)).all()
+    assert (shipped.sum(-1) <= stocks[..., 0]).all()
+    assert (produced >= 0).all()
+    assert (produced <= network.rho_max).all()
+
+
+@pytest.mark.parametrize(
+    ("stocks", "action", "demand", "after", "reward"),
+    [
+        # ship 6 (2 trucks), produce 7, sell 3 of 4
+        ((10, 4), 67, 3, (11, 7), 0.5 * 3 - 0.1 * 7 - 0.02 * 14 - 0.1 * 2),
+        # nothing in the warehouse: the demand of 5 is lost, not owed
+        ((10, 0), 0, 5, (10, 0), -0.2),
+        # the factory has only 2 to ship, then produces 9
+        ((2, 0), 99, 0, (9, 2), -0.9 - 0.04 - 0.1),
+        # the warehouse is full but sells 4, so 4 of the 9 fit
+        ((20, 50), 90, 4, (16, 50), 2.0 - 1.4 - 0.1),
+        # the factory is full: what it ships is the room for production
+        ((50, 10), 39, 0, (50, 13), -0.3 - 1.2 - 0.1),
+        # exactly one truck, and one item more
+        ((10, 0), 50, 0, (5, 5), -0.2 - 0.1),
+        ((10, 0), 60, 0, (4, 6), -0.2 - 0.2),
+    ],
+)
+def test_listed_periods(stocks, action, demand, after, reward):
+    got = supply_chain_step(torch.tensor(stocks), torch.tensor(action), torch.tensor([demand]))
+    assert tuple(got[0].tolist()) == after
+    assert got[1].item() == pytest.approx(reward, abs=1e-6)
+
+
+def test_the_hundred_actions_are_ship_times_ten_plus_produce():
+    ship, produce = supply_chain_action(torch.arange(100))
+    assert ship.tolist() == [a // 10 for a in range(100)]
+    assert produce.tolist() == [a % 10 for a in range(100)]
+
+
+def test_joint_actions_of_two_warehouses_count_production_fastest():
+    first, second, produce = supply_chain_action(torch.arange(TWO.num_actions), TWO)
+    expected = [(i, j, p) for i in range(5) for j in range(3) for p in range(4)]
+    assert list(zip(first.tolist(), second.tolist(), produce.tolist(), strict=True)) == expected
+
+
+def test_encodings_of_both_stocks_can_be_undone():
+    state = torch.arange(2601)
+    env = SupplyChainEnv()
+    assert torch.equal(env.state(env.stocks(state)), state)
+    assert torch.equal(index_from_encoding(env.encode(state), env.sizes), state)
+    assert active_features(torch.tensor(10 * 51 + 3), env.sizes).tolist() == [10, 51 + 3]
+
+
+@pytest.mark.parametrize("rate", [0.3, 2.5, 40.0, 1000.0])
+def test_the_table_is_scipys_distribution_function(rate):
+    cdf = poisson_cdf(rate)
+    expected = scipy.stats.poisson.cdf(np.arange(len(cdf)), rate)
+    np.testing.assert_allclose(cdf.numpy(), expected, atol=2e-12, rtol=0)
+    assert cdf[-1] == 1.0
+    assert scipy.stats.poisson.sf(len(cdf) - 1, rate) < 2.0**-54
+
+
+def test_demand_inverts_the_table_on_both_sides_of_every_jump():
+    cdf = poisson_cdf(2.5)
+    jumps = cdf[:20]  # beyond, neighbours are too close to tell apart
+    below = torch.nextafter(jumps, torch.zeros(()).double())
+    assert poisson_demand(below, cdf).tolist() == list(range(20))
+    assert poisson_demand(jumps, cdf).tolist() == list(range(1, 21))
+    largest = torch.tensor(1 - 2.0**-53, dtype=torch.float64)
+    assert poisson_demand(largest, cdf) < len(cdf)
+    assert poisson_demand(torch.zeros(1).double(), poisson_cdf(0.0)).tolist() == [0]
+
+
+def test_the_environment_draws_poisson_demand():
+    torch.manual_seed(3)
+    env = SupplyChainEnv(batch_size=[200_000])
+    start = env.reset().set("state", torch.full((200_000,), 20))  # empty factory, 20 in stock
+    after = env.step(start.set("action", torch.zeros(200_000, dtype=torch.int64)))["next"]
+    sold = 20 - env.stocks(after["state"])[:, 1]
+    counts = torch.bincount(sold, minlength=12)
+    observed = [*counts[:10].tolist(), counts[10:].sum().item()]
+    chances = [*scipy.stats.poisson.pmf(range(10), 2.5), scipy.stats.poisson.sf(9, 2.5)]
+    expected = 200_000 * np.array(chances) / sum(chances)
+    assert scipy.stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+def test_action_values_are_expectations_over_the_truncated_poisson():
+    generator = np.random.default_rng(0)
+    for network in (SupplyNetwork(), TWO):
+        short = optimal_supply_chain_values(network, 0.9, horizon=1).values[0]
+        longer = optimal_supply_chain_values(network, 0.9, horizon=2)
+        demands = [range(25)] * network.warehouses
+        for _ in range(15):
+            stocks = [int(generator.integers(size)) for size in network.sizes]
+            action = int(generator.integers(network.num_actions))
+            *ships, produce = (p.item() for p in supply_chain_action(torch.tensor(action), network))
+            expected = 0.0
+            for wanted in np.stack(np.meshgrid(*demands), -1).reshape(-1, network.warehouses):
+                chance = np.prod(scipy.stats.poisson.pmf(wanted, network.demand_rate))
+                gain, after, _, _ = period_by_hand(stocks, ships, produce, wanted, network)
+                state = int(np.ravel_multi_index(after, network.sizes))
+                expected += chance * (gain + 0.9 * short[state].item())
+            at = int(np.ravel_multi_index(stocks, network.sizes)), action
+            assert longer.action_values[at].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_simulating_the_optimal_policy_earns_the_optimal_return():
+    optimum = optimal_supply_chain_values(gamma=0.95, horizon=200)
+    env = SupplyChainEnv(batch_size=[10_000])
+    env.set_seed(11)
+    tensordict = env.reset()
+    total = torch.zeros(10_000, dtype=torch.float64)
+    for t in range(200):
+        action = optimum.policy[t][tensordict["state"]]
+        tensordict = env.step(tensordict.set("action", action))["next"]
+        total += 0.95**t * tensordict["reward"].squeeze(-1)
+    assert tensordict["truncated"].all()
+    error = total.std() / 100
+    promised = optimum.values[0, 10 * 51]
+    assert (total.mean() - promised).abs() < 3 * error
+
+
+@pytest.mark.slow
+def test_the_endless_optimum_is_a_fixed_point_close_to_the_long_horizon():
+    optimum = optimal_supply_chain_values(gamma=0.95)
+    finite = optimal_supply_chain_values(gamma=0.95, horizon=200)
+    gap = (optimum.values - finite.values[0]).abs().max().item()
+    largest = 0.5 * 50 / 0.05  # no step earns more than a sold warehouse
+    assert gap < 0.95**200 * largest
+    torch.testing.assert_close(optimum.action_values.amax(-1), optimum.values, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"initial_stocks": (-1, 0)}, "initial_stocks must be between 0 and capacity"),
+        ({"initial_stocks": (51, 0)}, "initial_stocks must be between 0 and capacity"),
+        ({"initial_stocks": (1, 2, 3)}, "initial_stocks needs 1 or 2 values"),
+        ({"capacity": (-1,)}, "capacity"),
+        ({"zeta": (0,)}, "zeta"),
+        ({"kappa_tr": (0.1, 0.1)}, "kappa_tr needs 1 or 1 values"),
+        ({"kappa_tr": 0.1}, r"kappa_tr must be a sequence; write \(0.1,\)"),
+        ({"demand_rate": 2.5}, "demand_rate must hold one rate per warehouse"),
+        ({"demand_rate": (-1.0,)}, "demand_rate"),
+        ({"rho_max": -1}, "rho_max"),
+    ],
+)
+def test_bad_networks_are_refused_by_name(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        SupplyNetwork(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"gamma": 1.0}, "gamma"), ({"gamma": -0.1}, "gamma"), ({"horizon": 0}, "horizon")],
+)
+def test_bad_references_are_refused_by_name(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        optimal_supply_chain_values(TWO, **arguments)
+
+
+def test_a_rate_that_is_not_a_number_is_refused():
+    with pytest.raises(ValueError, match="rate"):
+        poisson_cdf(float("nan"))
