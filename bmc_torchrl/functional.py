@@ -268,7 +268,7 @@ def beta_moment_match(
 
 
 def beta_quantile(alpha: Tensor, beta: Tensor, probability: float) -> Tensor:
-    r"""Quantile of :math:`\mathrm{Beta}(\alpha, \beta)`, to about five digits.
+    r"""Quantile of :math:`\mathrm{Beta}(\alpha, \beta)`, its probability right to five decimals.
 
     In :math:`x = \log w/(1-w)` the density is smooth with one mode, so the trapezoidal rule on a
     grid that widens away from the mode serves every :math:`\alpha, \beta > 0`.

@@ -24,16 +24,18 @@ class Arithmetic(NamedTuple):
     number: Callable[[float], Any]
     log: Callable[[Any], Any]
     exp: Callable[[Any], Any]
+    expm1: Callable[[Any], Any]
+    log1p: Callable[[Any], Any]
     lgamma: Callable[[Any], Any]
     pi: Any
 
 
-FLOAT = Arithmetic(float, math.log, math.exp, math.lgamma, math.pi)
-EXACT = Arithmetic(_MP.mpf, _MP.log, _MP.exp, _MP.loggamma, +_MP.pi)
+FLOAT = Arithmetic(float, math.log, math.exp, math.expm1, math.log1p, math.lgamma, math.pi)
+EXACT = Arithmetic(_MP.mpf, _MP.log, _MP.exp, _MP.expm1, _MP.log1p, _MP.loggamma, +_MP.pi)
 
 
 def student_t_log_density(x: Any, mean: Any, precision: Any, dof: Any, ops: Arithmetic) -> Any:
-    """log St(x | μ, λ, ν), as in Bishop (2006), Eq. (2.159)."""
+    """Logarithm of St(x | μ, λ, ν), as in Bishop (2006), Eq. (2.159)."""
     normaliser = (
         ops.lgamma((dof + 1) / 2)
         - ops.lgamma(dof / 2)
