@@ -16,7 +16,7 @@ from torchrl.modules import EGreedyModule
 
 from bmc_torchrl import functional as fn
 
-modest = settings(deadline=None, max_examples=60, derandomize=True)
+modest = settings(deadline=None, max_examples=40, derandomize=True)
 
 CASES = 10_000
 # Largest relative error of one update, over α, β ∈ [1e-6, 1e8]. Measured: 2.5e-15 and 7e-7.
