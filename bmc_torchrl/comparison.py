@@ -28,18 +28,9 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from bmc_torchrl.measures import measure
+from bmc_torchrl.measures import METRIC_TITLES, measure
 from bmc_torchrl.results import ResultsError
 from bmc_torchrl.summaries import EXPLORATION, METRICS, PERFORMANCE, Results
-
-METRIC_TITLES = {
-    "auc": "AUC",
-    "first_100": "first 100",
-    "last_50": "last 50",
-    "epsilon_10": "ε at 10",
-    "epsilon_100": "ε at 100",
-    "epsilon_last": "ε at last",
-}
 
 EXACT_TOLERANCE = 1e-3
 """Relative difference up to which two values without error are equal."""
@@ -252,7 +243,7 @@ def _cells(pair: pd.Series) -> tuple[str, str, str]:
     def number(value: float, error: float) -> str:
         fine = abs(pair["published"]) < 2
         shown = f"{value:.3g}" if fine else f"{value:.2f}"
-        return f"{shown}±{error:{'.1g' if fine else '.2f'}}" if error > 0 else shown
+        return f"{shown}±{error:{'.1g' if fine else '.2f'}}" if pair["informative"] else shown
 
     z = f"{pair['z']:.2f}" if pair["informative"] else "exact"
     style = "bold red" if abs(pair["z"]) > 3 else "dim" if not pair["informative"] else ""

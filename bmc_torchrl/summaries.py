@@ -93,6 +93,8 @@ class Results:
     scores: pd.DataFrame | None = None
     statistics: pd.DataFrame | None = None
     timings: pd.DataFrame | None = None
+    sensitivity: pd.DataFrame | None = None
+    posterior: pd.DataFrame | None = None
 
 
 def write_results(
@@ -157,8 +159,26 @@ def read_results(folder: str | Path, *, experiment: str | None = None) -> Result
         _read_optional(folder / "scores.csv", ["strategy", "run", *METRICS]),
         _read_optional(folder / "statistics.csv", ["strategy", "rank", "rank_low", "rank_high"]),
         _read_optional(folder / "timings.csv", ["strategy", "seconds"]),
+        _read_optional(folder / "sensitivity.csv", ["parameter", "value", "auc", "auc_se"]),
+        _read_optional(folder / "posterior.csv", ["episode", "alpha", "beta"]),
     )
     _check_curves(found, folder)
+    return found
+
+
+def result_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """The given folders that hold ``curves.csv``, and those within the others that do.
+
+    Raises:
+        ResultsError: If there is none at or in a given path.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = [path] if (path / "curves.csv").exists() else []
+        inside = inside or sorted(file.parent for file in path.glob("*/curves.csv"))
+        if not inside:
+            raise ResultsError(f"{path} holds no curves.csv, nor do its folders; give results/")
+        found += inside
     return found
 
 
@@ -177,7 +197,7 @@ def _read(path: Path, columns: list[str]) -> pd.DataFrame:
     missing = [name for name in columns if name not in table]
     if missing:
         raise ResultsError(f"{path} lacks the columns {missing}; {fix}")
-    numbers = [name for name in columns if name != "strategy"]
+    numbers = [name for name in columns if name not in ("strategy", "parameter")]
     broken = [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]
     # A standard error is missing when there was a single run; nothing else may be.
     holes = [n for n in columns if not n.endswith("_se") and table[n].isna().any()]
