@@ -1,0 +1,234 @@
+"""What happens around learning: tests, stopping, records, checkpoints, progress."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import torch
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torchrl.envs import EnvBase
+
+from bmc_torchrl import results
+from bmc_torchrl.training.evaluation import greedy_tests
+from bmc_torchrl.training.learner import EpsilonGreedyLearner
+
+__all__ = [
+    "AtomicCheckpoint",
+    "EpisodeProgress",
+    "GreedyEvaluation",
+    "ResultsTable",
+    "StopAfterPerfectTests",
+]
+
+
+class GreedyEvaluation(Callback):
+    """Greedy test episodes after every training episode of every run.
+
+    The tests of a chunk run together when it ends, each run's with its Q of right after the
+    episode: a copy is taken at that step, on the device. Test episodes draw from a generator of
+    their own, so that they never change what is learned.
+
+    Args:
+        env: test environments, batch size ``[runs, tests]``.
+        gamma: discount factor of the recorded return.
+        max_steps: where a test is cut.
+        seed: of the tests' random numbers.
+        snapshot: keep a copy of Q at each episode's end. Without it, the tests use Q at the end of
+            the chunk, which is the same where all episodes end with the chunk.
+    """
+
+    def __init__(
+        self, env: EnvBase, *, gamma: float, max_steps: int, seed: int = 0, snapshot: bool = True
+    ) -> None:
+        self.env, self.gamma, self.max_steps = env, gamma, max_steps
+        self.seed, self.snapshot = seed, snapshot
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Make the copy of Q that tests use."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        self.actor = pl_module.q_actor
+        if self.snapshot:
+            self.actor = copy.deepcopy(pl_module.q_actor)
+            self.pairs = list(
+                zip(self.actor.parameters(), pl_module.q_actor.parameters(), strict=True)
+            )
+            pl_module.step_hooks.append(self._keep)
+
+    @torch.no_grad()
+    def _keep(self, ended: Tensor) -> None:
+        for kept, live in self.pairs:
+            shape = () if ended.numel() == 1 else (-1, *[1] * (live.ndim - 1))
+            kept.copy_(torch.where(ended.reshape(shape), live, kept))
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Test the runs whose episode ended in this chunk."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        log = pl_module.log_of_episodes
+        most = int(log.ended.max())
+        if most > 1:
+            raise RuntimeError(
+                f"A run ended {most} episodes within one chunk of vector steps, so their tests "
+                "cannot be told apart: set chunk_steps to at most the shortest episode's length."
+            )
+        if most == 0:
+            return
+        devices = [self.env.device] if self.env.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.seed + pl_module.global_step)
+            steps, returns = greedy_tests(
+                self.env, self.actor, gamma=self.gamma, max_steps=self.max_steps
+            )
+        if steps.ndim > 1:
+            steps, returns = steps.mean(-1), returns.mean(-1)
+        log.write_tests(log.ended > 0, steps, returns)
+
+
+class StopAfterPerfectTests(Callback):
+    """Stops a run after `tests` consecutive tests of `max_steps` steps; its results stay."""
+
+    def __init__(self, tests: int, max_steps: int) -> None:
+        if tests < 1:
+            raise ValueError(f"tests must be at least 1, got {tests}.")
+        self.tests, self.max_steps = tests, max_steps
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Look at the last tests of each run."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        log = pl_module.log_of_episodes
+        back = torch.arange(1, self.tests + 1, device=log.done.device)
+        index = (log.done.unsqueeze(-1) - back).clamp(min=0)
+        perfect = (log.steps.gather(-1, index) >= self.max_steps).all(-1)
+        log.stop(perfect & (log.done >= self.tests))
+
+
+class ResultsTable(Callback):
+    """Writes the tidy results table when training ends.
+
+    Args:
+        path: Parquet file.
+        experiment: its name.
+        strategies: labels; run i belongs to strategy i // (runs / strategies).
+        config: plain containers that say how it was made.
+        seed: of the job.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        experiment: str,
+        strategies: Sequence[str],
+        config: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        self.path, self.experiment, self.strategies = Path(path), experiment, list(strategies)
+        self.metadata = results.provenance(config, seed)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the table, if every run has finished."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        log = pl_module.log_of_episodes
+        if not trainer.is_global_zero or not bool(log.finished.all()):
+            return
+        tables = (log.steps, log.returns, log.epsilons)
+        shape = (len(self.strategies), -1, log.episodes)
+        arrays = [table.cpu().double().reshape(shape).numpy() for table in tables]
+        table = results.tidy(self.experiment, self.strategies, *arrays)
+        results.save(table, self.path, self.metadata)
+
+
+class AtomicCheckpoint(Checkpoint):
+    """Saves everything to ``last.ckpt`` every so many chunks; a crash leaves the previous one.
+
+    Args:
+        folder: where to.
+        every_n_chunks: chunks between two checkpoints; 0 for only at the end.
+    """
+
+    def __init__(self, folder: str | Path, every_n_chunks: int = 100) -> None:
+        self.path, self.every_n_chunks = Path(folder) / "last.ckpt", every_n_chunks
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Save after every `every_n_chunks` chunks."""
+        if self.every_n_chunks and trainer.global_step % self.every_n_chunks == 0:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save at the end."""
+        self.save(trainer)
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Write beside the old checkpoint, then take its place."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        trainer.save_checkpoint(temporary)
+        if trainer.is_global_zero:
+            with open(temporary, "rb") as stream:
+                os.fsync(stream.fileno())
+            os.replace(temporary, self.path)
+
+
+class EpisodeProgress(Callback):
+    """A progress bar over all runs' episodes, with the last tests, ε and speed."""
+
+    def __init__(self, every_seconds: float = 0.5) -> None:
+        self.every_seconds = every_seconds
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the bar."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        log = pl_module.log_of_episodes
+        self.bar = Progress(
+            TextColumn("episodes {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.fields[known]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not trainer.is_global_zero,
+        )
+        self.task = self.bar.add_task("", total=log.runs * log.episodes, known="")
+        self.bar.start()
+        self.shown = self.began = time.monotonic()
+        self.steps = 0
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Refresh, at most every half second."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        self.steps += pl_module.chunk_steps * pl_module.log_of_episodes.runs
+        now = time.monotonic()
+        if now - self.shown >= self.every_seconds:
+            self.shown = now
+            self._refresh(pl_module, now)
+
+    def _refresh(self, learner: EpsilonGreedyLearner, now: float) -> None:
+        log = learner.log_of_episodes
+        last = (log.done - 1).clamp(min=0).unsqueeze(-1)
+        known = (
+            f"test steps {float(log.steps.gather(-1, last).nanmean()):.1f}  "
+            f"return {float(log.returns.gather(-1, last).nanmean()):.2f}  "
+            f"ε {float(learner.explore.eps.mean()):.4f}  "
+            f"{self.steps / (now - self.began):,.0f} steps/s"
+        )
+        done = torch.where(log.stopped, log.episodes, log.done).sum()
+        self.bar.update(self.task, completed=int(done), known=known)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the final state."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        self._refresh(pl_module, time.monotonic())
+        self.bar.stop()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the terminal as it was."""
+        self.bar.stop()

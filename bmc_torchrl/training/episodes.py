@@ -1,0 +1,87 @@
+"""Where every run stands: episodes, what they measured, and which runs have finished."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+__all__ = ["ACTIVE_KEY", "EpisodeLog"]
+
+ACTIVE_KEY = ("collector", "mask")
+"""Where a transition says whether its run is still learning; strategies skip the others."""
+
+
+class EpisodeLog(nn.Module):
+    """Counters and results of each run, on the device, as buffers.
+
+    ``steps``, ``returns`` and ``epsilons`` are ``[runs, episodes]``: the greedy tests after each
+    training episode and its mean ε, NaN where there is none yet. A run is *finished* when it has
+    had all its episodes, or was stopped; nothing more is learned from it.
+
+    >>> EpisodeLog(runs=2, episodes=3).finished
+    tensor([False, False])
+    """
+
+    def __init__(self, runs: int, episodes: int) -> None:
+        super().__init__()
+        if runs < 1 or episodes < 1:
+            raise ValueError(f"runs and episodes must be positive, got {runs} and {episodes}.")
+        self.runs, self.episodes = runs, episodes
+        self.done: Tensor
+        self.stopped: Tensor
+        self.ended: Tensor
+        self.train_return: Tensor
+        self.steps: Tensor
+        self.returns: Tensor
+        self.epsilons: Tensor
+        self.register_buffer("done", torch.zeros(runs, dtype=torch.int64))
+        self.register_buffer("stopped", torch.zeros(runs, dtype=torch.bool))
+        self.register_buffer("ended", torch.zeros(runs, dtype=torch.int64))
+        self.register_buffer("length", torch.zeros(runs))
+        self.register_buffer("reward_sum", torch.zeros(runs))
+        self.register_buffer("epsilon_sum", torch.zeros(runs))
+        self.register_buffer("train_return", torch.full((runs,), torch.nan))
+        for name in ("steps", "returns", "epsilons"):
+            self.register_buffer(name, torch.full((runs, episodes), torch.nan))
+
+    @property
+    def finished(self) -> Tensor:
+        """Runs that have nothing left to do, ``[runs]``."""
+        return (self.done >= self.episodes) | self.stopped
+
+    def record(self, transition: TensorDictBase, epsilon: Tensor) -> Tensor:
+        """Account for one vector step; returns the runs whose episode ended with it."""
+        active = ~self.finished
+        over: Tensor = transition.get(("next", "done")).squeeze(-1)
+        ended = over & active
+        length = self.get_buffer("length") + 1
+        reward = self.get_buffer("reward_sum") + transition.get(("next", "reward")).squeeze(-1)
+        total = self.get_buffer("epsilon_sum") + epsilon
+        self._write(self.epsilons, ended, total / length)
+        self.train_return.copy_(torch.where(ended, reward, self.train_return))
+        for name, value in (("length", length), ("reward_sum", reward), ("epsilon_sum", total)):
+            self.get_buffer(name).copy_(torch.where(over, torch.zeros_like(value), value))
+        self.done += ended
+        self.ended += ended
+        return ended
+
+    def write_tests(self, tested: Tensor, steps: Tensor, returns: Tensor) -> None:
+        """Keep the tests of the runs in `tested`, after the last of their finished episodes."""
+        self._write(self.steps, tested, steps, offset=-1)
+        self._write(self.returns, tested, returns, offset=-1)
+        self.ended.masked_fill_(tested, 0)
+
+    def stop(self, runs: Tensor) -> None:
+        """Finish `runs` early: their results stay as they are from now on."""
+        runs = runs & ~self.finished
+        later = torch.arange(self.episodes, device=runs.device) >= self.done.unsqueeze(-1)
+        for table in (self.steps, self.returns, self.epsilons):
+            last = table.gather(-1, (self.done - 1).clamp(min=0).unsqueeze(-1))
+            table.copy_(torch.where(later & runs.unsqueeze(-1), last, table))
+        self.stopped |= runs
+
+    def _write(self, table: Tensor, where: Tensor, value: Tensor, offset: int = 0) -> None:
+        index = (self.done + offset).clamp(0, self.episodes - 1).unsqueeze(-1)
+        kept = table.gather(-1, index).squeeze(-1)
+        table.scatter_(-1, index, torch.where(where, value, kept).unsqueeze(-1))

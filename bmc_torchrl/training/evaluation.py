@@ -1,0 +1,50 @@
+"""Greedy test episodes."""
+
+from __future__ import annotations
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+__all__ = ["greedy_tests"]
+
+
+@torch.no_grad()
+def greedy_tests(
+    env: EnvBase,
+    actor: TensorDictModuleBase,
+    *,
+    gamma: float,
+    max_steps: int,
+    check_every: int = 20,
+) -> tuple[Tensor, Tensor]:
+    """Steps and discounted return of one greedy episode in every environment of a batch.
+
+    Args:
+        env: of batch size ``[*batch]``.
+        actor: the greedy policy.
+        gamma: discount factor of the return.
+        max_steps: where an episode is cut.
+        check_every: steps between two looks at whether all episodes have ended, the only times
+            when the host waits for the device.
+
+    Returns:
+        Steps and return, each float32 ``[*batch]``.
+    """
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        current = env.reset()
+        alive = torch.ones(env.batch_size, device=env.device)
+        steps, returns = torch.zeros_like(alive), torch.zeros_like(alive)
+        discount = 1.0
+        for count in range(1, max_steps + 1):
+            stepped, current = env.step_and_maybe_reset(actor(current))
+            following = stepped.get("next")
+            steps += alive
+            returns += discount * alive * following.get("reward").squeeze(-1)
+            discount *= gamma
+            alive = alive * ~following.get("done").squeeze(-1)
+            if count % check_every == 0 and not bool(alive.any()):
+                break
+    return steps, returns

@@ -1,0 +1,200 @@
+"""The algorithm, once: returns with Q before learning, learn, update the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import lightning as L  # noqa: N812
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
+from bmc_torchrl.strategies import BMCEpsilon
+from bmc_torchrl.training.episodes import ACTIVE_KEY, EpisodeLog
+from bmc_torchrl.training.rules import LearningRule
+
+__all__ = ["EpsilonGreedyLearner", "NextAction"]
+
+
+class EpsilonGreedyLearner(L.LightningModule):
+    """Value-based learning with an ε-greedy policy whose ε adapts, for any number of runs.
+
+    One ``training_step`` is a chunk of vector steps; Lightning's ``global_step`` counts chunks.
+    Nothing leaves the device within a chunk.
+
+    Args:
+        q_actor: writes ``action_value`` and the greedy ``action``.
+        explore: the exploration module with its strategy.
+        returns: writes the two models' returns.
+        rule: how Q learns.
+        runs: number of runs, the batch size of every transition.
+        episodes: training episodes of each run.
+        next_action: when the next action is drawn: ``"after"`` learning, as in Algorithm 1, or
+            ``"before"``, as in the published data of expected SARSA.
+        shared_posterior: with several ranks, let every rank's strategy learn from all ranks'
+            transitions, in rank order; otherwise each rank keeps its own.
+        log_every_n_chunks: chunks between two looks at the metrics.
+        compile: compile a vector step's learning, with these options of ``torch.compile``.
+    """
+
+    def __init__(
+        self,
+        q_actor: TensorDictModuleBase,
+        explore: AdaptiveEGreedyModule,
+        returns: OneStepReturns,
+        rule: LearningRule,
+        *,
+        runs: int,
+        episodes: int,
+        next_action: Literal["before", "after"] = "after",
+        shared_posterior: bool = False,
+        log_every_n_chunks: int = 10,
+        compile: bool | dict[str, Any] = False,
+    ) -> None:
+        super().__init__()
+        if next_action not in ("before", "after"):
+            raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
+        if next_action == "before" and not rule.on_policy:
+            raise ValueError(
+                "next_action='before' is for on-policy rules such as TabularSarsa, not "
+                f"{type(rule).__name__}."
+            )
+        self.automatic_optimization = False
+        self.q_actor, self.explore, self.returns, self.rule = q_actor, explore, returns, rule
+        self.log_of_episodes = EpisodeLog(runs, episodes)
+        self.shared_posterior, self.log_every_n_chunks = shared_posterior, log_every_n_chunks
+        self.needs_change = "value_change" in explore.strategy.in_keys
+        acting = TensorDictSequential(q_actor, explore)
+        self.next_action = NextAction(acting, runs) if next_action == "before" else None
+        self.policy = acting if self.next_action is None else self.next_action
+        self.clock = torch.nn.Parameter(torch.zeros(0))
+        self.step_hooks: list[Any] = []
+        options = compile if isinstance(compile, dict) else {}
+        self._learner = torch.compile(self._learn, **options) if compile else self._learn
+        # Gradients are averaged by the rule, and posteriors are not broadcast over each other.
+        self._ddp_params_and_buffers_to_ignore = [
+            name
+            for name in (*dict(self.named_parameters()), *dict(self.named_buffers()))
+            if name != "clock"
+        ]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """A clock: Lightning counts its steps, one per chunk."""
+        return torch.optim.SGD([self.clock], lr=1.0)
+
+    def training_step(self, chunk: Iterator[TensorDictBase], index: int) -> None:
+        """Learn from a chunk of vector steps."""
+        losses: list[Tensor] = []
+        for transition in chunk:
+            self.step(transition)
+            losses.append(transition.get("loss"))
+        self.chunk_loss, self.chunk_steps = torch.stack(losses).mean(), len(losses)
+        clock = self.optimizers()
+        assert not isinstance(clock, list)
+        clock.step()
+
+    @torch.no_grad()
+    def step(self, transition: TensorDictBase) -> None:
+        """The algorithm on one vector step ``[runs]``."""
+        log = self.log_of_episodes
+        transition.set(ACTIVE_KEY, ~log.finished)
+        if self.next_action is not None:
+            self.next_action.commit(transition)
+        elif self.rule.on_policy:
+            epsilon = self.explore.strategy.epsilon(transition.get("next"))
+            transition.set(("next", "epsilon"), epsilon.to(torch.get_default_dtype()))
+        self._learner(transition, log.done)
+        logged = ("next", "epsilon") if self.rule.on_policy else "epsilon"
+        ended = log.record(transition, transition.get(logged))
+        for hook in self.step_hooks:
+            hook(ended)
+
+    def _learn(self, transition: TensorDictBase, episodes: Tensor) -> None:
+        self.returns(transition)
+        with torch.enable_grad():
+            self.rule.learn(transition, episodes, self.needs_change)
+        self.explore.update(self._gathered(transition))
+
+    def _gathered(self, transition: TensorDictBase) -> TensorDictBase:
+        """The transitions of all ranks, if the posterior is shared."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not (self.shared_posterior and distributed):
+            return transition
+        kept = transition.select(*self.explore.strategy.in_keys, ACTIVE_KEY, strict=False)
+        gathered: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(gathered, kept.cpu())
+        result: TensorDictBase = torch.cat([part.to(transition.device) for part in gathered])
+        return result
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log what is known, and stop when every run has finished."""
+        if self.global_step % self.log_every_n_chunks == 0:
+            self.log_dict(self.metrics(), batch_size=1)
+        if bool(self.log_of_episodes.finished.all()):
+            self.trainer.should_stop = True
+
+    def metrics(self) -> dict[str, Tensor]:
+        """What is known so far, as tensors on the device."""
+        log, eps = self.log_of_episodes, self.explore.eps
+        last = (log.done - 1).clamp(min=0).unsqueeze(-1)
+        found = {
+            "train/loss": self.chunk_loss,
+            "train/return": log.train_return.nanmean(),
+            "train/epsilon": eps.mean(),
+            "train/epsilon_min": eps.min(),
+            "train/epsilon_max": eps.max(),
+            "train/episodes": log.done.double().mean(),
+            "eval/steps": log.steps.gather(-1, last).nanmean(),
+            "eval/return": log.returns.gather(-1, last).nanmean(),
+        }
+        for part in self.explore.strategy.modules():
+            if isinstance(part, BMCEpsilon):
+                found |= {
+                    "posterior/alpha": part.alpha.mean(),
+                    "posterior/beta": part.beta.mean(),
+                    "posterior/strength": (part.alpha + part.beta).mean(),
+                    "posterior/log_evidence_ratio": part.log_evidence_ratio.mean(),
+                    "posterior/return_variance": part.return_variance.mean(),
+                }
+        return found
+
+
+class NextAction(TensorDictModuleBase):  # type: ignore[misc]
+    """A policy whose action was drawn before the last update, except at the start of an episode.
+
+    The published expected SARSA draws a′ with the Q and ε of before it learns from the transition
+    that led to s′ (PROTOCOL §3).
+    """
+
+    def __init__(self, acting: TensorDictSequential, runs: int) -> None:
+        super().__init__()
+        self.acting = acting
+        self.in_keys, self.out_keys = acting.in_keys, acting.out_keys
+        self.action: Tensor
+        self.epsilon: Tensor
+        self.first: Tensor
+        self.register_buffer("action", torch.zeros(runs, dtype=torch.int64))
+        self.register_buffer("epsilon", torch.zeros(runs))
+        self.register_buffer("first", torch.ones(runs, dtype=torch.bool))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """The committed action, or a fresh one where an episode starts."""
+        tensordict = self.acting(tensordict)
+        for key, committed in (("action", self.action), ("epsilon", self.epsilon)):
+            fresh = tensordict.get(key)
+            tensordict.set(key, torch.where(self.first.reshape(fresh.shape), fresh, committed))
+        return tensordict
+
+    def commit(self, transition: TensorDictBase) -> None:
+        """Draw the action of the next step, and record ε of the next state."""
+        following = transition.get("next").select(*self.in_keys, strict=False)
+        with set_exploration_type(ExplorationType.RANDOM):
+            drawn = self.acting(following)
+        self.action.copy_(drawn.get("action"))
+        self.epsilon.copy_(drawn.get("epsilon"))
+        self.first.copy_(transition.get(("next", "done")).squeeze(-1))
+        transition.set(("next", "epsilon"), drawn.get("epsilon"))
