@@ -56,9 +56,8 @@ def figures(folder: Path, published: Path | None) -> Iterator[tuple[str, Figure]
     if results.sensitivity is not None:
         yield f"{name}_sensitivity", sensitivity_figure(name, results.sensitivity)
     if results.posterior is not None:
-        rows = results.posterior
-        figure = posterior_figure(rows["alpha"], rows["beta"], time=rows["episode"])
-        yield f"{name}_posterior", figure
+        alpha, beta, time = (results.posterior[key] for key in ("alpha", "beta", "episode"))
+        yield f"{name}_posterior", posterior_figure(alpha, beta, time=time)
 
 
 def main() -> int:

@@ -214,7 +214,7 @@ def test_unusable_tables_are_clear_errors() -> None:
         sensitivity_figure("grid_sarsa", pd.DataFrame({"parameter": ["alpha0"]}))
 
 
-@pytest.mark.parametrize("name", ["few", "profile", "sensitivity", "posterior"])
+@pytest.mark.parametrize("name", ["profile", "sensitivity", "posterior"])
 def test_saved_figures_are_not_empty(drawn, tmp_path: Path, name: str) -> None:
     files = save_figure(drawn[name], tmp_path / name)
     assert [path.suffix for path in files] == [".png", ".pdf"]

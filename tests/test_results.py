@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from hydra.utils import instantiate
 
 from bmc_torchrl.measures import (
     EXPERIMENTS,
@@ -345,6 +346,10 @@ def test_the_supply_chains_optimum_is_that_of_dynamic_programming() -> None:
     assert MEASURES["supply"].optimum == pytest.approx(float(values[0, 10 * 51]), abs=0.005)
 
 
+def _first_epsilon(entry) -> float:
+    return entry["parameters"].get("value", 0.5)
+
+
 def test_the_sweep_is_the_papers_twenty_two_strategies() -> None:
     path = Path(__file__).parents[1] / "configs/sweep/paper.yaml"
     sweep = yaml.safe_load(path.read_text())["strategies"]
@@ -353,6 +358,9 @@ def test_the_sweep_is_the_papers_twenty_two_strategies() -> None:
         given = entry["parameters"]
         value = [given[key] for key in ("value", "rate", "power", "sigma") if key in given]
         assert parameter(entry["label"]) == (value[0] if value else None)
+        own = {"bmc": {"alpha0": 1.0, "beta0": 1.01}, "vdbe": {"num_states": 150, "delta": 0.25}}
+        strategy = instantiate(given, **own.get(entry["family"], {}))
+        assert float(strategy.eps.max()) == pytest.approx(_first_epsilon(entry), abs=0.003)
 
 
 def test_a_label_of_an_unknown_family_is_printed_as_it_is() -> None:
