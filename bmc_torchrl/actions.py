@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torchrl.data import (
     Binary,
@@ -108,6 +107,10 @@ class ActionLayout:
 
     def _encode(self, indices: list[Tensor], like: Tensor) -> Tensor:
         if self.one_hot:
-            parts = [F.one_hot(i, n) for i, n in zip(indices, self.sizes, strict=True)]
+            # Not F.one_hot, which reads the indices back to check their range.
+            parts = [
+                index.unsqueeze(-1) == torch.arange(size, device=index.device)
+                for index, size in zip(indices, self.sizes, strict=True)
+            ]
             return torch.cat(parts, -1).to(like.dtype)
         return (torch.stack(indices, -1) if self.multiple else indices[0]).to(like.dtype)

@@ -30,7 +30,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
 
     With probability ε the action is replaced by a random legal one, and the ε it was taken with is
     written beside it. Exploration happens where ``EGreedyModule``'s would: when TorchRL's
-    exploration type is ``RANDOM`` or unset; otherwise the recorded ε is zero.
+    exploration type is ``RANDOM`` or unset; otherwise the recorded ε is zero, which it never is
+    where the policy explores (the least it records is the smallest normal number).
 
     Args:
         spec: the action spec (Categorical, OneHot, MultiCategorical, MultiOneHot or Binary, or a
@@ -211,12 +212,14 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
 
     def _action_value(self, tensordict: TensorDictBase, action: Tensor) -> Tensor:
         value: Tensor | None = tensordict.get(self.action_value_key, None)
+        needs = f"explore='softmax' needs action values at {self.action_value_key!r}"
+        if value is None:
+            raise KeyError(f"{needs}, found nothing: pass action_value_key=.")
         expected = self._layout_of().choices_shape(action)
-        if value is None or value.shape != expected:
-            found = "nothing" if value is None else f"shape {tuple(value.shape)}"
-            raise KeyError(
-                f"explore='softmax' needs action values of shape {tuple(expected)} at "
-                f"{self.action_value_key!r}, found {found}: pass action_value_key=."
+        if value.shape != expected:
+            raise ValueError(
+                f"{needs} of shape {tuple(expected)}, found {tuple(value.shape)}: pass "
+                "action_value_key=, or the spec of the environment's action."
             )
         return value
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 __all__ = ["EpsilonStrategy", "gather_state", "per_run_buffer", "state_index", "time_major"]
 
-MASK_KEY = ("collector", "mask")
+MASK_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
 
 
 class EpsilonStrategy(nn.Module, ABC):
@@ -131,13 +131,14 @@ class EpsilonStrategy(nn.Module, ABC):
     def _taken(self, transition: TensorDictBase, like: Tensor) -> Tensor:
         """Where a transition is a real one, taken by this policy, in the shape of `like`.
 
-        Padding is marked by ``("collector", "mask")``; frames that a collector took at random
-        before learning carry a recorded ε of exactly zero.
+        Padding is marked by ``split_trajectories``' mask, ``("collector", "mask")`` or ``"mask"``;
+        frames that a collector took at random before learning carry a recorded ε of exactly zero.
         """
         taken = torch.ones_like(like, dtype=torch.bool)
-        for key in (MASK_KEY, self.epsilon_key):
+        for key in (*MASK_KEYS, self.epsilon_key):
             mark = transition.get(key, None)
-            if mark is not None:
+            # Another "mask" than that of steps, such as one of actions, has more dimensions.
+            if mark is not None and (key != "mask" or mark.shape == transition.batch_size):
                 mark = mark != 0
                 if mark.ndim > like.ndim:
                     mark = mark.flatten(like.ndim).any(-1)

@@ -60,7 +60,8 @@ class StackedEpsilon(EpsilonStrategy):
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """ε of each run, from the strategy it belongs to."""
         parts = [strategy.epsilon(tensordict[runs]) for strategy, runs in self._slices()]
-        rest = max((part.shape[1:] for part in parts), key=len)
+        dims = max(part.ndim for part in parts)
+        rest = next(part.shape[1:] for part in parts if part.ndim == dims)
         return torch.cat([expand_right(part, (len(part), *rest)) for part in parts])
 
     def update(self, transition: TensorDictBase) -> None:
