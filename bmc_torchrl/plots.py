@@ -96,6 +96,29 @@ def learning_figure(
     return figure
 
 
+def comparison_figure(experiment: str, curves: pd.DataFrame) -> Figure:
+    """Test performance and ε over episodes of a few strategies side by side.
+
+    Args:
+        experiment: Name such as ``grid_sarsa``.
+        curves: What ``summaries.curves`` returns; all its strategies are drawn.
+    """
+    judged = measure(experiment)
+    names = [name for name in curves["strategy"].unique() if name != "bmc"]
+    styles = dict(zip(names, COLOURS, strict=False))
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10, 4.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _performance_panel(left, curves, judged, styles, None, short=False)
+        left.set_title("greedy test after each episode")
+        _epsilon_panel(right, curves, styles, None)
+        runs = "–".join(str(count) for count in sorted(set(curves["runs"])))
+        figure.suptitle(
+            f"{experiment_title(experiment)}: mean and standard error of {runs} runs", fontsize=13
+        )
+    return figure
+
+
 def best_of_families(auc: pd.Series, judged: Measure) -> list[str]:
     """The best strategy of each family but ε-BMC's, in the order of families.
 

@@ -1,0 +1,70 @@
+"""Checks of a job's settings, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["SettingsError", "check_settings", "chosen_device", "chosen_strategies"]
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be run; the message names the setting and the fix."""
+
+
+def _require_integer(settings: Mapping[str, Any], name: str, least: int) -> None:
+    value = settings[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SettingsError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def _require_choice(settings: Mapping[str, Any], name: str, choices: tuple[str, ...]) -> None:
+    if settings[name] not in choices:
+        raise SettingsError(f"{name} must be one of {', '.join(choices)}; got {settings[name]!r}.")
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise :class:`SettingsError` for what cannot be run."""
+    for name, least in (("runs", 1), ("episodes", 1), ("seed", 0)):
+        _require_integer(settings, name, least)
+    _require_choice(settings, "engine", ("auto", "torchrl", "lockstep"))
+    _require_choice(settings, "protocol", ("published", "paper"))
+    if settings["stop_after_perfect_tests"] is not None:
+        _require_integer(settings, "stop_after_perfect_tests", 1)
+    chosen_device(settings["device"])
+    chosen_strategies(settings)
+    if settings["engine"] == "lockstep" and not settings["domain"]["native"]:
+        raise SettingsError(
+            "engine=lockstep needs one of this package's own domains; use engine=torchrl."
+        )
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device called `name`, ``"auto"`` being the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(
+            f"device={name!r} cannot be used here ({reason}); use auto or cpu."
+        ) from error
+    return device
+
+
+def chosen_strategies(settings: Mapping[str, Any]) -> list[Any]:
+    """The entries (label, family, parameters) of the strategies to run side by side."""
+    wanted = settings["strategies"]
+    if wanted is None:
+        return [settings["strategy"]]
+    known = {entry["label"]: entry for entry in settings["sweep"]["strategies"]}
+    unknown = [label for label in wanted if label not in known]
+    if unknown or not wanted:
+        raise SettingsError(
+            f"strategies={list(wanted)} has unknown labels {unknown}; known: {', '.join(known)}."
+        )
+    return [known[label] for label in wanted]

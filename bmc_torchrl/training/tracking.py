@@ -1,0 +1,106 @@
+"""What a run leaves in Weights & Biases beside its metrics: figures, tables, artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L  # noqa: N812
+import torch
+import wandb
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import WandbLogger
+
+from bmc_torchrl.plots import posterior_figure, save_figure
+from bmc_torchrl.results import load
+from bmc_torchrl.strategies import BMCEpsilon
+from bmc_torchrl.training.learner import EpsilonGreedyLearner
+
+__all__ = ["PosteriorHistory", "WandbReport"]
+
+
+class PosteriorHistory(Callback):
+    """Remembers α and β (mean over runs) of every chunk, and draws the posterior over time.
+
+    Args:
+        path: where the figure goes, without suffix.
+        every_n_chunks: chunks between two points.
+    """
+
+    def __init__(self, path: str | Path, every_n_chunks: int = 1) -> None:
+        self.path, self.every_n_chunks = Path(path), every_n_chunks
+        self.history: list[list[float]] = []
+        self.figures: list[Path] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The points so far."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from these points."""
+        self.history = state_dict["history"]
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Add a point."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        if trainer.global_step % self.every_n_chunks:
+            return
+        for part in pl_module.explore.strategy.modules():
+            if isinstance(part, BMCEpsilon):
+                episodes = pl_module.log_of_episodes.done.double().mean()
+                point = torch.stack([episodes, part.alpha.mean(), part.beta.mean()])
+                self.history.append(point.tolist())
+                return
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draw."""
+        if len(self.history) > 1 and trainer.is_global_zero:
+            time, alpha, beta = zip(*self.history, strict=True)
+            self.figures = save_figure(posterior_figure(alpha, beta, time=time), self.path)
+
+
+class WandbReport(Callback):
+    """At the end: posterior figure, histogram of ε over runs, results table, artifact, summary.
+
+    Args:
+        history: whose figure to send.
+        results: the results table's file.
+        checkpoint: the last checkpoint.
+    """
+
+    def __init__(
+        self, history: PosteriorHistory, results: str | Path, checkpoint: str | Path
+    ) -> None:
+        self.history, self.results, self.checkpoint = history, Path(results), Path(checkpoint)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Tell W&B that metrics are over chunks."""
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.experiment.define_metric("*", step_metric="trainer/global_step")
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Send what the other callbacks wrote when training ended."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger) and trainer.is_global_zero:
+                self._send(logger, pl_module)
+
+    def _send(self, logger: WandbLogger, learner: EpsilonGreedyLearner) -> None:
+        run, log = logger.experiment, learner.log_of_episodes
+        sent: dict[str, Any] = {"epsilon_over_runs": wandb.Histogram(learner.explore.eps.cpu())}
+        pictures = [path for path in self.history.figures if path.suffix == ".png"]
+        if pictures:
+            sent["posterior"] = wandb.Image(str(pictures[0]))
+        if self.results.exists():
+            sent["results"] = wandb.Table(dataframe=load(self.results))
+            run.summary["eval/auc"] = float(log.steps.nanmean())
+            run.summary["eval/final_steps"] = float(log.steps[:, -1].nanmean())
+            run.summary["eval/final_return"] = float(log.returns[:, -1].nanmean())
+            run.summary["train/final_epsilon"] = float(learner.explore.eps.mean())
+        run.log(sent)
+        artifact = wandb.Artifact(f"{run.id}-results", type="results")
+        for path in (self.results, self.checkpoint):
+            if path.exists():
+                artifact.add_file(str(path))
+        run.log_artifact(artifact)

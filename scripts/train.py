@@ -1,0 +1,115 @@
+"""Train one job: python scripts/train.py experiment=cart_dqn strategy=bmc runs=8 episodes=20."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hydra
+import lightning as L  # noqa: N812
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from bmc_torchrl import AdaptiveEGreedyModule, OneStepReturns, StackedEpsilon
+from bmc_torchrl.training import (
+    AtomicCheckpoint,
+    EpisodeProgress,
+    EpsilonGreedyLearner,
+    GreedyEvaluation,
+    ResultsTable,
+    StopAfterPerfectTests,
+    TransitionStream,
+)
+from bmc_torchrl.training.reporting import report
+from bmc_torchrl.training.settings import check_settings, chosen_device, chosen_strategies
+from bmc_torchrl.training.tracking import PosteriorHistory, WandbReport
+
+
+def build(cfg: DictConfig) -> tuple[EpsilonGreedyLearner, TransitionStream, GreedyEvaluation]:
+    device = chosen_device(cfg.device)
+    entries = chosen_strategies(cfg)
+    runs = cfg.runs * len(entries)
+    torch.manual_seed(cfg.seed)
+    make_env = instantiate(cfg.domain.env)
+    options = {"device": device, "observation": cfg.observation}
+    env = make_env(batch_size=[runs], **options)
+    parts = [
+        instantiate(
+            {**cfg.families.get(entry.family, {}), **entry.parameters}, batch_shape=[cfg.runs]
+        )
+        for entry in entries
+    ]
+    strategy = parts[0] if len(parts) == 1 else StackedEpsilon(parts)
+    q_actor, rule = instantiate(cfg.learner)(env, runs, cfg.gamma)
+    masked = "terminated" if cfg.settings.mask_terminated else None
+    learner = EpsilonGreedyLearner(
+        q_actor,
+        AdaptiveEGreedyModule(env.action_spec, strategy, device=device),
+        OneStepReturns(q_actor, cfg.gamma, terminated_key=masked),
+        rule,
+        runs=runs,
+        episodes=cfg.episodes,
+        next_action=cfg.settings.next_action,
+        shared_posterior=cfg.shared_posterior,
+        log_every_n_chunks=cfg.trainer.log_every_n_chunks,
+        compile=OmegaConf.to_object(cfg.trainer.compile)
+        if isinstance(cfg.trainer.compile, DictConfig)
+        else cfg.trainer.compile,
+    )
+    chunks = -(-cfg.episodes * cfg.domain.max_steps // cfg.trainer.chunk_steps)
+    stream = TransitionStream(
+        env, learner.policy, chunk_steps=cfg.trainer.chunk_steps, num_chunks=chunks
+    )
+    evaluation = GreedyEvaluation(
+        make_env(batch_size=[runs, cfg.domain.tests], **options),
+        gamma=cfg.gamma,
+        max_steps=cfg.domain.max_steps,
+        seed=cfg.seed + 1,
+        snapshot=cfg.domain.shortest_episode < cfg.domain.max_steps,
+    )
+    return learner, stream, evaluation
+
+
+def callbacks(cfg: DictConfig, evaluation: GreedyEvaluation, output: Path) -> list[Any]:
+    labels = [entry.label for entry in chosen_strategies(cfg)]
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    history = PosteriorHistory(output / "posterior", cfg.trainer.log_every_n_chunks)
+    table = output / "table.parquet"
+    stopping = []
+    if cfg.stop_after_perfect_tests is not None:
+        stopping = [StopAfterPerfectTests(cfg.stop_after_perfect_tests, cfg.domain.max_steps)]
+    return [
+        evaluation,
+        *stopping,
+        history,
+        ResultsTable(table, experiment=cfg.name, strategies=labels, config=plain, seed=cfg.seed),
+        EpisodeProgress(),
+        AtomicCheckpoint(output, cfg.trainer.checkpoint_every_n_chunks),
+        WandbReport(history, table, output / "last.ckpt"),
+    ]
+
+
+@hydra.main(version_base=None, config_path="../configs", config_name="train")
+def main(cfg: DictConfig) -> None:
+    check_settings(cfg)
+    warnings.filterwarnings("ignore", module="lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    output = Path(cfg.output)
+    checkpoint = output / "last.ckpt"
+    learner, stream, evaluation = build(cfg)
+    logger = instantiate(cfg.logger)
+    logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+    trainer: L.Trainer = instantiate(
+        cfg.trainer.lightning, logger=logger, callbacks=callbacks(cfg, evaluation, output)
+    )
+    resume = str(checkpoint) if cfg.resume and checkpoint.exists() else None
+    trainer.fit(learner, stream, ckpt_path=resume, weights_only=True)
+    stream.shutdown()
+    report(output, figure=cfg.figure)
+
+
+if __name__ == "__main__":
+    main()
