@@ -248,21 +248,20 @@ def beta_moment_match(
               D = (\alpha + p)(\beta + q) + p q (\alpha + \beta + 1).
 
     Equal evidence changes nothing, and evidence for "greedy" never raises :math:`\alpha` nor lowers
-    :math:`\beta`: to the last bit, since nothing cancels, underflows or overflows.
+    :math:`\beta`, to the last bit. Neither weight ever halves, so the subtraction is safe.
 
     Args:
         alpha: ``[*batch]``.
         beta: ``[*batch]``.
         log_evidence_ratio: :math:`\log e^U - \log e^Q`, ``[*batch]``.
     """
-    strength = log_evidence_ratio.abs()
-    weaker, one = torch.exp(-strength), torch.ones_like(strength)
-    uniform = alpha * torch.where(log_evidence_ratio < 0, weaker, one)
-    greedy = beta * torch.where(log_evidence_ratio < 0, one, weaker)
-    evidence = uniform + greedy
-    p, q = uniform / evidence, greedy / evidence
-    lead = torch.copysign(torch.expm1(-strength), -log_evidence_ratio)
-    d = alpha * beta * lead / evidence
+    weaker = torch.exp(-log_evidence_ratio.abs())
+    one = torch.ones_like(weaker)
+    e_u = torch.where(log_evidence_ratio < 0, weaker, one)
+    e_q = torch.where(log_evidence_ratio < 0, one, weaker)
+    evidence = alpha * e_u + beta * e_q
+    p, q = alpha * e_u / evidence, beta * e_q / evidence
+    d = alpha * beta * (e_q - e_u) / evidence
     change = d / ((alpha + p) * (beta + q) + p * q * (alpha + beta + 1))
     return alpha - p * (alpha + 1) * change, beta + q * (beta + 1) * change
 

@@ -96,6 +96,7 @@ def callbacks(cfg: DictConfig, evaluation: GreedyEvaluation, output: Path) -> li
 def main(cfg: DictConfig) -> None:
     check_settings(cfg)
     warnings.filterwarnings("ignore", module="lightning")
+    torch.set_num_threads(cfg.trainer.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     output = Path(cfg.output)
     checkpoint = output / "last.ckpt"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torch.nn.functional import embedding
 from torchrl.data import Categorical, Composite, MultiOneHot, OneHot, Unbounded
 from torchrl.envs import EnvBase
 
@@ -17,6 +18,8 @@ from bmc_torchrl.envs.factored import active_features, index_from_encoding, one_
 __all__ = ["BatchedEnv", "Observation"]
 
 Observation = Literal["state", "encoded"]
+
+_LARGEST_TABLE = 2**22
 
 
 class BatchedEnv(EnvBase):  # type: ignore[misc]
@@ -67,6 +70,9 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
         self.max_steps = max_steps
         self.one_hot_actions = one_hot_actions
         self._make_specs()
+        small = self.num_states * self.num_features <= _LARGEST_TABLE
+        codes = self._code_table() if observation == "encoded" and small else None
+        self.register_buffer("_codes", codes, persistent=False)
 
     @property
     def num_features(self) -> int:
@@ -88,11 +94,14 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Start a new episode wherever ``"done"`` is true, leaving the rest as it is."""
         done = tensordict.get("done")
-        for key, fresh in self._fresh_entries().items():
-            current = tensordict.get(key)
-            mask = done.reshape(*done.shape[:-1], *[1] * (current.ndim - done.ndim + 1))
-            tensordict.set(key, torch.where(mask, fresh, current))
-        return tensordict
+        state = {}
+        for key, fresh in self._initial_state().items():
+            mask = done.reshape(*self.batch_size, *[1] * (fresh.ndim - len(self.batch_size)))
+            state[key] = torch.where(mask, fresh, tensordict.get(key))
+        step_count = tensordict.get("step_count").masked_fill(done, 0)
+        return tensordict.update(
+            {**self._observe(state), "step_count": step_count, **self._flags()}
+        )
 
     def _initial_state(self) -> dict[str, Tensor]:
         """State of a new episode for the whole batch."""
@@ -103,6 +112,10 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Next state, reward ``[*batch]`` and termination ``[*batch]``."""
         raise NotImplementedError
+
+    def _code_table(self) -> Tensor | None:
+        """Encoding of every state, ``[states, features]``: a look-up is faster than encoding."""
+        return self.encode(torch.arange(self.num_states, device=self.device))
 
     def _hidden_spec(self) -> dict[str, Any]:
         """Specs of state entries beyond the index ``"state"``."""
@@ -116,24 +129,25 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
     def _observe(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """State entries, with what the learner sees added."""
         if self.observation == "encoded":
-            return {**state, "observation": self.encode(state["state"])}
+            index = state["state"]
+            seen = self.encode(index) if self._codes is None else embedding(index, self._codes)
+            return {**state, "observation": seen}
         return state
 
-    def _fresh_entries(self) -> dict[str, Tensor]:
+    def _flags(self) -> dict[str, Tensor]:
         shape = (*self.batch_size, 1)
-        flags = {
+        return {
             key: torch.zeros(shape, dtype=torch.bool, device=self.device)
             for key in ("done", "terminated", "truncated")
         }
-        count = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        return {**self._observe(self._initial_state()), "step_count": count, **flags}
 
     def _reset(
         self, tensordict: TensorDictBase | None, set_state: bool = False, **_: Any
     ) -> TensorDictBase:
-        entries = self._fresh_entries()
-        if set_state and tensordict is not None:
-            entries |= self._observe(self._given_state(tensordict))
+        given = set_state and tensordict is not None
+        state = self._given_state(tensordict) if given else self._initial_state()
+        count = torch.zeros(*self.batch_size, 1, dtype=torch.int64, device=self.device)
+        entries = {**self._observe(state), "step_count": count, **self._flags()}
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
     def _resolve_set_state(

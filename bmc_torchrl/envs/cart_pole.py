@@ -191,6 +191,9 @@ class CartPoleEnv(BatchedEnv):
         """Cell of a raw observation ``[*batch, 4]``."""
         return cart_pole_bins(observation, self.model)
 
+    def _code_table(self) -> None:
+        return None
+
     def _hidden_spec(self) -> dict[str, Any]:
         shape = (*self.batch_size, 4)
         return {"physics": Unbounded(shape=shape, dtype=self.physics_dtype, device=self.device)}

@@ -19,18 +19,14 @@ from bmc_torchrl.envs import (
     unravel_index,
 )
 from bmc_torchrl.likelihoods import StudentTLikelihood
-from bmc_torchrl.lockstep.kernels import (
-    BMC,
-    CONSTANT,
-    GEOMETRIC,
+from bmc_torchrl.lockstep.kernel_domains import (
     GUIDE_SIZE,
-    POWER,
-    VDBE,
     CartPoleKernel,
     GridKernel,
-    Lanes,
     SupplyKernel,
 )
+from bmc_torchrl.lockstep.kernel_loops import Lanes
+from bmc_torchrl.lockstep.kernels import BMC, CONSTANT, GEOMETRIC, POWER, VDBE
 from bmc_torchrl.strategies import (
     BMCEpsilon,
     ConstantEpsilon,

@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from bmc_torchrl.envs import CartPole, SubgoalGrid, SupplyNetwork
-from bmc_torchrl.lockstep.kernels import Lanes, Rule, Scratch, advance_lanes, start_lanes
 from bmc_torchrl.lockstep.kernel_arguments import (
     StrategyArrays,
     domain_kernel,
     read_strategy,
     write_strategy,
+)
+from bmc_torchrl.lockstep.kernel_loops import (
+    STAMP,
+    Lanes,
+    Rule,
+    Scratch,
+    advance_lanes,
+    start_lanes,
 )
 from bmc_torchrl.strategies import EpsilonStrategy
 
@@ -136,9 +143,11 @@ class NumbaTabularEngine:
         else:
             self._lanes.table[...] = table.detach().cpu().numpy()
         kernel, lanes = self._domain.kernel, self._lanes
-        self._each_block(
-            lambda first, last: start_lanes(kernel, lanes, first, last, seed, kind, float(scale), _NOTHING)
-        )
+
+        def work(first: int, last: int) -> None:
+            start_lanes(kernel, lanes, first, last, seed, kind, float(scale), _NOTHING, STAMP)
+
+        self._each_block(work)
 
     def _each_block(self, work: Callable[[int, int], None]) -> None:
         """`work(first, last)` on blocks of lanes; the threads take them as they get free."""
@@ -172,7 +181,7 @@ class NumbaTabularEngine:
 
         def work(first: int, last: int) -> None:
             scratch = _scratch(rule.tests, lanes.physics.dtype)
-            advance_lanes(kernel, rule, lanes, first, last, steps, given, scratch)
+            advance_lanes(kernel, rule, lanes, first, last, steps, given, scratch, STAMP)
 
         self._each_block(work)
 

@@ -63,7 +63,7 @@ def _network(
     env: EnvBase, runs: int | tuple[()], hidden: Sequence[int], dueling: bool = False
 ) -> tuple[nn.Module, str]:
     """A Q-network on what the environment shows, and the key of that."""
-    if "observation" in env.observation_spec.keys():
+    if env.observation_spec.get("observation", None) is not None:
         width = env.observation_spec["observation"].shape[-1]
         dense = QNetwork(
             width, env.num_actions, hidden, runs=runs, dueling=dueling, device=env.device

@@ -88,7 +88,7 @@ class WandbReport(Callback):
 
     def _send(self, logger: WandbLogger, learner: EpsilonGreedyLearner) -> None:
         run, log = logger.experiment, learner.log_of_episodes
-        sent: dict[str, Any] = {"epsilon_over_runs": wandb.Histogram(learner.explore.eps.cpu())}
+        sent: dict[str, Any] = {"epsilon_over_runs": wandb.Histogram(learner.explore.eps.reshape(-1).tolist())}
         pictures = [path for path in self.history.figures if path.suffix == ".png"]
         if pictures:
             sent["posterior"] = wandb.Image(str(pictures[0]))
