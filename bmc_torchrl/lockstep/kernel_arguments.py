@@ -250,7 +250,8 @@ def _parameters(part: EpsilonStrategy) -> tuple[float | Tensor, ...]:
         return part.initial, part.power, part.first_index
     if isinstance(part, VDBEEpsilon):
         return part.sigma, part.delta
-    assert isinstance(part, BMCEpsilon) and isinstance(part.likelihood, StudentTLikelihood)
+    assert isinstance(part, BMCEpsilon)
+    assert isinstance(part.likelihood, StudentTLikelihood)
     prior = part.likelihood.prior
     return prior.mu0, prior.tau0, prior.a0, prior.b0
 

@@ -234,7 +234,7 @@ class NumbaTabularEngine:
         return {name: torch.from_numpy(_signed(x)).clone() for name, x in self._arrays().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Go on from where :meth:`state_dict` was taken, by an engine built with equal arguments."""
+        """Go on from a :meth:`state_dict` of an engine that was built with equal arguments."""
         arrays = self._arrays()
         if set(state_dict) != set(arrays):
             raise ValueError(
