@@ -1,0 +1,6 @@
+"""Many runs in lockstep, compiled: the same functions as ``training``, one graph per step."""
+
+from bmc_torchrl.lockstep.dqn import DQNDraws, DQNLockstep
+from bmc_torchrl.lockstep.engine import Lockstep
+
+__all__ = ["DQNDraws", "DQNLockstep", "Lockstep"]

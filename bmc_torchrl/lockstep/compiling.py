@@ -1,0 +1,57 @@
+"""Functions compiled whole on their first call, which is announced."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["Announce", "CompiledOnce"]
+
+Announce = Callable[[str], None]
+"""Is told what is being compiled, before and after."""
+
+_log = logging.getLogger(__name__)
+
+
+class CompiledOnce:
+    """`function` under ``torch.compile``, with one static shape and no graph break.
+
+    Args:
+        function: of tensors.
+        name: what the user is told.
+        enabled: if not, `function` runs eagerly.
+        announce: by default the module's logger, level INFO.
+
+    >>> CompiledOnce(lambda x: x + 1, "example", enabled=False)(1)
+    2
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        enabled: bool,
+        announce: Announce | None = None,
+    ) -> None:
+        self.name, self.seconds = name, 0.0
+        self.announce = announce or _log.info
+        self.pending = enabled
+        self.function = (
+            torch.compile(function, fullgraph=True, dynamic=False) if enabled else function
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.pending:
+            return self.function(*args)
+        self.pending = False
+        self.announce(f"compiling {self.name}, once")
+        start = time.perf_counter()
+        result = self.function(*args)
+        self.seconds = time.perf_counter() - start
+        self.announce(f"compiled {self.name} in {self.seconds:.1f} s")
+        return result

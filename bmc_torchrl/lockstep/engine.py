@@ -1,0 +1,265 @@
+"""What both lockstep engines share: lanes, episodes, greedy tests, the stop rule and resuming."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.functional import greedy_return, uniform_return
+from bmc_torchrl.lockstep.compiling import Announce, CompiledOnce
+from bmc_torchrl.lockstep.domains import Noise, lane_domain
+from bmc_torchrl.lockstep.evaluate import Rollout, greedy_steps, greedy_tests
+from bmc_torchrl.strategies import EpsilonStrategy
+
+__all__ = ["Lockstep"]
+
+
+class Lockstep(ABC):
+    """Many independent runs, stepped together; each resets, learns and is tested on its own.
+
+    A *lane* is one run. A lane that has had its episodes still steps, but nothing it does is
+    learned or recorded. After each of its episodes a lane is tested greedily with Q as it was right
+    then; tests wait in a queue until `test_batch` of them can run at once.
+
+    Results are ``steps``, ``returns`` and ``epsilons``, float64 ``[runs, episodes]``, NaN where not
+    yet known: mean steps and mean discounted return of the tests, and the episode's mean ε.
+
+    Args:
+        env: a domain with ``batch_size=[runs]``.
+        strategy: the source of ε, of batch shape ``[runs]``; changed in place.
+        episodes: training episodes per run.
+        gamma: discount factor.
+        tests: greedy test episodes after each training episode.
+        mask_terminated: leave out the bootstrap of a terminal s′ in the returns that strategies
+            (and expected SARSA) see. The published experiments do not.
+        stop_after_perfect_tests: freeze a lane after so many consecutive tests in which all
+            episodes reached the step limit; its remaining episodes repeat the last results.
+        test_batch: how many lanes are tested together.
+        unroll: test steps per compiled call; must divide the step limit.
+        seed: of all draws; by default drawn from the global generator.
+        compiled: whether to compile.
+        announce: is told when something is being compiled.
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        strategy: EpsilonStrategy,
+        *,
+        episodes: int,
+        gamma: float,
+        tests: int = 1,
+        mask_terminated: bool = False,
+        stop_after_perfect_tests: int | None = None,
+        test_batch: int | None = None,
+        unroll: int = 5,
+        seed: int | None = None,
+        compiled: bool = True,
+        announce: Announce | None = None,
+    ) -> None:
+        self.domain = lane_domain(env)
+        self.runs = _checked_runs(env, strategy)
+        self.device = self.domain.device
+        if episodes < 1 or tests < 1:
+            raise ValueError(f"episodes and tests must be positive, got {episodes} and {tests}.")
+        if self.domain.max_steps % unroll:
+            unroll = 1
+        self.strategy, self.episodes, self.gamma, self.tests = strategy, episodes, gamma, tests
+        self.mask_terminated, self.stop_after = mask_terminated, stop_after_perfect_tests
+        self.test_batch = min(self.runs, 64) if test_batch is None else test_batch
+        self.unroll, self.compiled, self.announce = unroll, compiled, announce
+        self.generator = torch.Generator(self.device)
+        self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        self.time = 0
+        self._queued: list[tuple[int, int]] = []
+        self._queued_policies: list[Tensor] = []
+        self._make_results()
+        self._make_lanes()
+        self._advance_tests = self._compile(self._test_steps, "greedy tests")
+
+    def _compile(self, function: Any, name: str) -> CompiledOnce:
+        return CompiledOnce(function, name, enabled=self.compiled, announce=self.announce)
+
+    def _make_results(self) -> None:
+        shape = (self.runs, self.episodes)
+        self.steps, self.returns, self.epsilons = (
+            torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3)
+        )
+        self._streak = [0] * self.runs
+        self._frozen_at = [self.episodes] * self.runs
+
+    def _make_lanes(self) -> None:
+        options: dict[str, Any] = {"device": self.device}
+        reset = self.domain.draw([self.runs], self.generator).reset
+        self.state = self.domain.start(reset)
+        self.step_count = torch.zeros(self.runs, dtype=torch.int64, **options)
+        self.episodes_done = torch.zeros(self.runs, dtype=torch.int64, **options)
+        self.epsilon_sum = torch.zeros(self.runs, dtype=torch.float64, **options)
+        self.ended = torch.zeros(self.runs, dtype=torch.bool, **options)
+        self.ended_epsilon = torch.zeros(self.runs, dtype=torch.float64, **options)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every lane has had its episodes, and their tests."""
+        return not self._queued and bool((self.episodes_done >= self.episodes).all())
+
+    def advance(self, steps: int) -> None:
+        """Take `steps` vector steps and the tests that come due; stops early once finished."""
+        with torch.no_grad():
+            while steps > 0 and not self.finished:
+                chunk = min(steps, self.domain.shortest_episode, 32)
+                self._chunk(chunk)
+                self.time += chunk
+                steps -= chunk
+                self._harvest()
+
+    @abstractmethod
+    def _chunk(self, steps: int) -> None:
+        """Take `steps` vector steps, in which no lane can end two episodes."""
+
+    @abstractmethod
+    def _ended_policies(self, lanes: Tensor) -> Tensor:
+        """What :meth:`_choose` reads for the lanes that ended an episode, as it was then."""
+
+    @abstractmethod
+    def _choose(self, policy: Tensor, state: Tensor) -> Tensor:
+        """Greedy actions ``[policies, tests]``."""
+
+    def _update_strategy(
+        self,
+        index: Tensor | None,
+        reward: Tensor,
+        terminated: Tensor,
+        done: Tensor,
+        next_value: Tensor,
+        change: Tensor | None,
+    ) -> None:
+        """Step 5 of the algorithm, for the lanes that still learn."""
+        active = self.episodes_done < self.episodes
+        masked = terminated if self.mask_terminated else None
+        columns = {
+            "greedy_return": greedy_return(reward, next_value, self.gamma, terminated=masked),
+            "uniform_return": uniform_return(reward, next_value, self.gamma, terminated=masked),
+            "next": {"done": done.unsqueeze(-1)},
+            "collector": {"mask": active},
+        }
+        if index is not None:
+            columns["state"] = index
+        if change is not None:
+            columns["value_change"] = change
+        self.strategy.update(TensorDict(columns, [self.runs]))
+
+    def _count_episodes(self, epsilon: Tensor, done: Tensor) -> Tensor:
+        """Step 6: the mean ε of episodes that end, and counters. Returns the lanes that reset."""
+        ends = done & (self.episodes_done < self.episodes)
+        total, length = self.epsilon_sum + epsilon, self.step_count + 1
+        self.ended_epsilon.copy_(torch.where(ends, total / length, self.ended_epsilon))
+        self.ended.copy_(self.ended | ends)
+        self.epsilon_sum.copy_(torch.where(done, 0.0, total))
+        self.step_count.copy_(torch.where(done, 0, length))
+        self.episodes_done.add_(ends)
+        return ends
+
+    def _current_epsilon(self, index: Tensor | None) -> Tensor:
+        entries = {} if index is None else {"state": index}
+        epsilon: Tensor = self.strategy.epsilon(TensorDict(entries, [self.runs]))
+        return epsilon.float()
+
+    def _harvest(self) -> None:
+        """Queue the tests of lanes that ended an episode, and run them if there are enough."""
+        lanes = self.ended.nonzero().squeeze(-1)
+        if lanes.numel():
+            episode = (self.episodes_done[lanes] - 1).cpu()
+            rows = lanes.cpu()
+            self.epsilons[rows, episode] = self.ended_epsilon[lanes].cpu()
+            self._queued += list(zip(rows.tolist(), episode.tolist(), strict=True))
+            self._queued_policies.append(self._ended_policies(lanes))
+            self.ended.zero_()
+        while len(self._queued) >= self.test_batch:
+            self._run_tests()
+        if self._queued and bool((self.episodes_done >= self.episodes).all()):
+            self._run_tests()
+
+    def _run_tests(self) -> None:
+        policies = torch.cat(self._queued_policies)
+        now, later = policies[: self.test_batch], policies[self.test_batch :]
+        queued, self._queued = self._queued[: len(now)], self._queued[len(now) :]
+        self._queued_policies = [later] if len(later) else []
+        padding = self.test_batch - len(now)
+        if padding:
+            now = torch.cat([now, now[-1:].expand(padding, *now.shape[1:])])
+        shape = (self.test_batch, self.tests)
+        reset = self.domain.draw(shape, self.generator).reset
+        noise = self.domain.draw((self.domain.max_steps, *shape), self.generator).transition
+        steps, returns = greedy_tests(
+            self.domain, self._advance_tests, now, Noise(noise, reset), unroll=self.unroll
+        )
+        perfect = (steps >= self.domain.max_steps).all(-1).tolist()
+        means = [x.double().mean(-1).tolist() for x in (steps, returns)]
+        for row, (lane, episode) in enumerate(queued):
+            self._record(lane, episode, means[0][row], means[1][row], perfect[row])
+
+    def _test_steps(self, policy: Tensor, rollout: Rollout, noise: Tensor) -> Rollout:
+        return greedy_steps(self.domain, self._choose, policy, rollout, noise, self.gamma)
+
+    def _record(
+        self, lane: int, episode: int, steps: float, returns: float, perfect: bool
+    ) -> None:
+        if episode > self._frozen_at[lane]:
+            return
+        self.steps[lane, episode], self.returns[lane, episode] = steps, returns
+        self._streak[lane] = self._streak[lane] + 1 if perfect else 0
+        if self.stop_after is not None and self._streak[lane] >= self.stop_after:
+            self._frozen_at[lane] = episode
+            self.episodes_done[lane] = self.episodes
+            for table in (self.steps, self.returns, self.epsilons):
+                table[lane, episode:] = table[lane, episode].item()
+
+    _LANES = ("state", "step_count", "episodes_done", "epsilon_sum", "ended", "ended_epsilon")
+    _RESULTS = ("steps", "returns", "epsilons")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what comes next, and the results; tensors and numbers only."""
+        tensors = {name: getattr(self, name).clone() for name in (*self._LANES, *self._RESULTS)}
+        policies = torch.cat(self._queued_policies) if self._queued else torch.empty(0)
+        return {
+            "tensors": tensors,
+            "strategy": {name: x.clone() for name, x in self.strategy.state_dict().items()},
+            "generator": self.generator.get_state(),
+            "time": self.time,
+            "queued": torch.tensor(self._queued, dtype=torch.int64).reshape(-1, 2),
+            "queued_policies": policies.clone(),
+            "streak": list(self._streak),
+            "frozen_at": list(self._frozen_at),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where :meth:`state_dict` was taken."""
+        for name, tensor in state["tensors"].items():
+            getattr(self, name).copy_(tensor)
+        self.strategy.load_state_dict(state["strategy"])
+        self.generator.set_state(state["generator"].cpu())
+        self.time = state["time"]
+        self._queued = [(int(lane), int(episode)) for lane, episode in state["queued"]]
+        policies = state["queued_policies"].to(self.device)
+        self._queued_policies = [policies] if self._queued else []
+        self._streak, self._frozen_at = list(state["streak"]), list(state["frozen_at"])
+
+
+def _checked_runs(env: BatchedEnv, strategy: EpsilonStrategy) -> int:
+    if len(env.batch_size) != 1:
+        raise ValueError(
+            f"env must have batch_size=[runs], got {list(env.batch_size)}: the engine steps one "
+            "dimension of runs."
+        )
+    if strategy.batch_shape != env.batch_size:
+        raise ValueError(
+            f"strategy has batch_shape={list(strategy.batch_shape)} but env has "
+            f"{env.batch_size[0]} runs: build it with batch_shape=[{env.batch_size[0]}]."
+        )
+    return int(env.batch_size[0])

@@ -1,0 +1,183 @@
+"""The lockstep engines against the library's own modules, one vector step at a time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from bmc_torchrl.envs import CartPoleEnv, SubgoalGrid, SubgoalGridEnv, SupplyChainEnv, SupplyNetwork
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
+from bmc_torchrl.fitting import adam_state, fit_minibatch
+from bmc_torchrl.lockstep import DQNDraws, DQNLockstep
+from bmc_torchrl.lockstep.domains import Noise
+from bmc_torchrl.replay import run_replay_buffer
+from bmc_torchrl.strategies import (
+    BMCEpsilon,
+    ConstantEpsilon,
+    EpsilonStrategy,
+    GeometricEpsilon,
+    PowerEpsilon,
+    StackedEpsilon,
+    VDBEEpsilon,
+)
+from bmc_torchrl.values import QNetwork, q_actor
+
+RUNS = 4
+SMALL_GRID = SubgoalGrid(rows=2, columns=3, start=(1, 0), goals=((0, 2), (0, 0)))
+SMALL_NETWORK = SupplyNetwork(capacity=(17,), rho_max=2, ship_max=(2,), initial_stocks=(5, 1))
+DQN = {"learning_rate": 0.01, "batch_size": 4, "capacity": 20, "epochs": 3}
+
+DOMAINS: dict[str, Any] = {
+    "grid": functools.partial(SubgoalGridEnv, SMALL_GRID, max_steps=12),
+    "cart": functools.partial(CartPoleEnv, max_steps=12),
+    "supply": functools.partial(SupplyChainEnv, SMALL_NETWORK, max_steps=12),
+}
+STRATEGIES: dict[str, Any] = {
+    "constant": lambda env, runs: ConstantEpsilon(0.3, batch_shape=[runs]),
+    "geometric": lambda env, runs: GeometricEpsilon(0.5, 0.8, batch_shape=[runs]),
+    "power": lambda env, runs: PowerEpsilon(0.5, 1.0, first_index=0, batch_shape=[runs]),
+    "vdbe": lambda env, runs: VDBEEpsilon(
+        env.num_states, 0.05, 1 / env.num_actions, batch_shape=[runs]
+    ),
+    "bmc": lambda env, runs: BMCEpsilon(2.0, 2.01, batch_shape=[runs]),
+    "stacked": lambda env, runs: StackedEpsilon(
+        [
+            BMCEpsilon(2.0, 2.01, batch_shape=[1]),
+            VDBEEpsilon(env.num_states, 0.05, 0.5, batch_shape=[runs - 2]),
+            ConstantEpsilon(0.3, batch_shape=[1]),
+        ]
+    ),
+}
+
+
+@contextmanager
+def recorded_draws(log: list[Tensor]) -> Iterator[None]:
+    """Log what ``torch.rand`` returns."""
+    original = torch.rand
+
+    def rand(*args: Any, **kwargs: Any) -> Tensor:
+        log.append(original(*args, **kwargs))
+        return log[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "rand", rand)
+        yield
+
+
+def make_env(domain: str, runs: int = RUNS, **options: Any) -> BatchedEnv:
+    return DOMAINS[domain](batch_size=[runs], **options)
+
+
+def make_network(env: BatchedEnv, runs: int = RUNS) -> QNetwork:
+    width = 4 if isinstance(env, CartPoleEnv) else env.num_features
+    torch.manual_seed(1)
+    return QNetwork(width, env.num_actions, hidden=(7, 6), runs=runs)
+
+
+class ReferenceDQN:
+    """ENGINE's order with the library's modules, drawing from the global generator."""
+
+    def __init__(self, domain: str, strategy: EpsilonStrategy, *, l2: float) -> None:
+        self.env = make_env(domain, observation="encoded")
+        self.network = make_network(self.env)
+        self.actor = q_actor(self.network, self.env.num_actions, in_key="observation")
+        self.explore = AdaptiveEGreedyModule(self.env.action_spec, strategy=strategy)
+        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None)
+        self.replay = run_replay_buffer(DQN["capacity"], RUNS, DQN["batch_size"])
+        self.parameters = {n: p.data for n, p in self.network.named_parameters()}
+        self.moments, self.l2 = adam_state(self.parameters), l2
+        self.carrier = self.env.reset()
+
+    def call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
+        return torch.func.functional_call(self.network, parameters, features)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        transition, following = self.env.step_and_maybe_reset(
+            self.explore(self.actor(self.carrier))
+        )
+        self.returns(transition)
+        keys = "observation", "action", ("next", "observation"), ("next", "reward"), "next"
+        kept = transition.select(*keys[:4], ("next", "done"))
+        self.replay.extend(kept.unsqueeze(-1).clone())
+        transition["value_change"] = torch.zeros(RUNS)
+        if self.replay._storage.shape[0] >= DQN["batch_size"]:
+            transition["value_change"] = self.learn(transition)
+        self.explore.update(transition)
+        self.transition, self.carrier = transition, following
+
+    def learn(self, transition: TensorDict) -> Tensor:
+        batch = self.replay.sample()
+        after = self.call(self.parameters, batch["next", "observation"]).amax(-1)
+        done = batch["next", "done"].squeeze(-1)
+        target = batch["next", "reward"].squeeze(-1) + 0.9 * torch.where(done, 0.0, after)
+        observation, action = transition["observation"], transition["action"].unsqueeze(-1)
+        before = self.call(self.parameters, observation).gather(-1, action)
+        with torch.enable_grad():
+            fit_minibatch(
+                self.call,
+                self.parameters,
+                self.moments,
+                batch["observation"],
+                batch["action"],
+                target,
+                epochs=DQN["epochs"],
+                learning_rate=DQN["learning_rate"],
+                l2=self.l2,
+            )
+        return (self.call(self.parameters, observation).gather(-1, action) - before).squeeze(-1)
+
+
+def noise_of(domain: str, draws: list[Tensor]) -> Noise:
+    """The domain's draws at the head of `draws`, removed from it."""
+    empty = torch.zeros(RUNS, 0)
+    if domain == "supply":
+        return Noise(draws.pop(0), empty)
+    return Noise(empty.double(), draws.pop(0) if domain == "cart" else empty)
+
+
+def make_dqn(domain: str, strategy: str, runs: int = RUNS, **options: Any) -> DQNLockstep:
+    env = make_env(domain, runs)
+    network = make_network(env, runs)
+    options = {"episodes": 50, "gamma": 0.9, "compiled": False, "seed": 3, **DQN, **options}
+    return DQNLockstep(env, network, STRATEGIES[strategy](env, runs), **options)
+
+
+def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
+    torch.manual_seed(0)
+    l2 = 0.001
+    engine = make_dqn(domain, strategy, l2=l2, **options)
+    reference = ReferenceDQN(domain, STRATEGIES[strategy](engine.domain, RUNS), l2=l2)
+    key = "physics" if domain == "cart" else "state"
+    engine.state.copy_(reference.carrier[key])
+    engine.value.copy_(reference.actor(reference.carrier.clone())["action_value"])
+    for time in range(steps):
+        draws: list[Tensor] = []
+        with recorded_draws(draws):
+            reference.step()
+        act = draws.pop(0)
+        noise = noise_of(domain, draws)
+        sample = draws.pop(0) if draws else torch.zeros(RUNS, DQN["batch_size"]).double()
+        with torch.no_grad():
+            engine.vector_step(DQNDraws(act, noise, sample), time)
+        torch.testing.assert_close(engine.state, reference.carrier[key], rtol=1e-4, atol=1e-5)
+        ours, theirs = engine.strategy.eps, reference.explore.eps
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    trained = make_network(make_env(domain))
+    engine.export(trained)
+    for ours, theirs in zip(trained.parameters(), reference.network.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(("domain", "strategy"), list(itertools.product(DOMAINS, STRATEGIES)))
+def test_dqn_follows_the_library_modules(domain: str, strategy: str) -> None:
+    compare_dqn(domain, strategy, steps=40)
