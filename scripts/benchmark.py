@@ -1,0 +1,54 @@
+"""Ratios against peers, each measured in one run: python scripts/benchmark.py [epsilon envs …]."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+SECTIONS = ("epsilon", "envs")
+RESULTS = Path("results/benchmark.csv")
+
+
+def show(rows: pd.DataFrame) -> Table:
+    table = Table(title="ours against peers, one core, one run")
+    for name in rows.columns:
+        table.add_column(name, justify="left" if name in ("section", "work") else "right")
+    for entry in rows.to_dict("records"):
+        numbers = [f"{entry[name]:.4g}" for name in ("ours", "peer", "ratio")]
+        met = "yes" if entry["met"] else "[red]no[/red]"
+        table.add_row(entry["section"], entry["work"], *numbers, str(entry["goal"]), met)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all by default")
+    parser.add_argument("--core", type=int, default=0, help="the core to be pinned to")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, {arguments.core})
+    console = Console()
+    found = pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame()
+    for section in arguments.sections or SECTIONS:
+        module = importlib.import_module(f"scripts.benchmarks.{section}")
+        measured = []
+        for entry in module.rows():
+            console.print(f"{entry['work']}: {entry['ratio']:.3g} ({entry['goal']})")
+            measured.append({"section": section, **entry})
+        kept = found[found["section"] != section] if len(found) else found
+        found = pd.concat([kept, pd.DataFrame(measured)], ignore_index=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        found.to_csv(RESULTS, index=False, float_format="%.5g")
+    console.print(show(found))
+
+
+if __name__ == "__main__":
+    main()
