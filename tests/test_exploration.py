@@ -69,6 +69,7 @@ MASKS = {
     "categorical": torch.tensor(MASK),
     "one_hot": torch.tensor(MASK),
     "multi_categorical": torch.tensor([True, True, False, True, True]),
+    "multi_one_hot": torch.tensor([True, True, False, True, True]),
 }
 
 
@@ -365,7 +366,9 @@ def _fresh_compiler():
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "stacked")) for n in FACTORIES]
+)
 def test_every_strategy_acts_and_learns_in_one_graph(name):
     eager, compiled = exploring(FACTORIES[name](RUNS)), exploring(FACTORIES[name](RUNS))
 

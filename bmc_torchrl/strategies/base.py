@@ -33,7 +33,10 @@ class EpsilonStrategy(nn.Module, ABC):
     """What :meth:`update` reads."""
 
     state_key: NestedKey | None = None
-    """Where :meth:`epsilon` finds the discrete state, if ε depends on it."""
+    """Where :meth:`epsilon` finds the discrete state, if ε depends on it.
+
+    A state out of range is an error, on a GPU an assertion of the device.
+    """
 
     epsilon_key: NestedKey = "epsilon"
     """Where the ε an action was taken with is recorded."""
