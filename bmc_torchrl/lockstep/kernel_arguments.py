@@ -124,6 +124,11 @@ def _cart_pole(model: CartPole, dtype: torch.dtype) -> DomainKernel:
 
 
 def _supply_chain(network: SupplyNetwork) -> DomainKernel:
+    if max(network.num_actions, *network.capacity) > np.iinfo(np.int16).max:
+        raise ValueError(
+            f"The numba kernels count stocks and actions to {np.iinfo(np.int16).max}, the network "
+            f"has capacity {network.capacity} and {network.num_actions} actions: " + _ELSEWHERE
+        )
     if network.warehouses != 1:
         raise ValueError(
             f"The numba kernels have one warehouse, the network has {network.warehouses}: "
@@ -187,7 +192,7 @@ def read_strategy(strategy: EpsilonStrategy, runs: int, num_states: int) -> Stra
         epsilons=np.zeros((1, num_states)),
         epsilons_row=np.zeros(runs, np.int64),
     )
-    rows = []
+    rows: list[Any] = []
     for part, lanes in _parts(strategy):
         arrays.family[lanes] = _family(part, num_states)
         for column, value in enumerate(_parameters(part)):
@@ -197,7 +202,7 @@ def read_strategy(strategy: EpsilonStrategy, runs: int, num_states: int) -> Stra
         if isinstance(part, BMCEpsilon):
             arrays.posterior[lanes] = np.stack([_numpy(x) for x in part._posterior()], -1)
         if isinstance(part, VDBEEpsilon):
-            first = sum(map(len, rows))
+            first = sum(len(row) for row in rows)
             rows.append(_numpy(part.epsilons))
             arrays.epsilons_row[lanes] = np.arange(first, first + len(rows[-1]))
     return arrays._replace(epsilons=np.concatenate(rows)) if rows else arrays

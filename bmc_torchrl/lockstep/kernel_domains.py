@@ -59,10 +59,10 @@ class CartPoleKernel(NamedTuple):
     initial_bound: Scalar
     step_reward: Scalar
     fall_change: Scalar
-    bounds: Physics
-    widths: Physics
-    last_bins: Physics
-    bins: tuple[int, int, int, int]
+    bounds: tuple[Scalar, ...]
+    widths: tuple[Scalar, ...]
+    last_bins: tuple[Scalar, ...]
+    bins: tuple[int, ...]
 
 
 class SupplyKernel(NamedTuple):
@@ -129,7 +129,7 @@ def cart_step(m: CartPoleKernel, p: Physics, action: int) -> tuple[Physics, Scal
 
 
 @compiled
-def supply_step(m: SupplyKernel, state: int, action: int, demand: int) -> tuple[Any, Scalar]:
+def supply_step(m: SupplyKernel, state: int, action: int, demand: Scalar) -> tuple[Any, Scalar]:
     """``supply_chain_step`` of one warehouse, on state indices."""
     factory, shelf = np.int64(m.factory[state]), np.int64(m.shelf[state])
     sold = min(demand, shelf)
@@ -143,7 +143,7 @@ def supply_step(m: SupplyKernel, state: int, action: int, demand: int) -> tuple[
     return (kept + produced) * (m.shelf_capacity + 1) + left + shipped, reward
 
 
-def domain_step(m: Any, p: Physics, state: int, action: int, u: Scalar) -> Any:
+def domain_step(m: Any, p: Physics, state: Scalar, action: Scalar, u: Scalar) -> Any:
     """Physics, state, reward and termination after one step; by the type of `m`."""
     raise NotImplementedError
 

@@ -137,6 +137,7 @@ def start_lanes(
     lanes: Lanes,
     first: int,
     last: int,
+    offset: int,
     seed: int,
     kind: int,
     scale: float,
@@ -145,11 +146,11 @@ def start_lanes(
 ) -> None:
     """Seed lanes `first` to `last` − 1, draw their tables and start their first episodes.
 
-    A lane's numbers depend on `seed` and its index only. Tables are left as they are (`kind` 0) or
-    `scale` times standard normal (1) or uniform on [0, 1) (2).
+    A lane's numbers depend on `seed` and on `offset` plus its index only. Tables are left as they
+    are (`kind` 0) or `scale` times standard normal (1) or uniform on [0, 1) (2).
     """
     for lane in range(first, last):
-        start = mixed(mixed(np.uint64(seed) + GOLDEN) ^ (np.uint64(lane) * MIX2))
+        start = mixed(mixed(np.uint64(seed) + GOLDEN) ^ (np.uint64(offset + lane) * MIX2))
         for j in range(4):
             lanes.bits[lane, j] = mixed(start + np.uint64(j + 1) * GOLDEN)
         bits = lanes.bits[lane]

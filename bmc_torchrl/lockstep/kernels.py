@@ -217,9 +217,9 @@ def row_maximum(row: Array) -> Scalar:
 
 @compiled
 def row_argmax(row: Array) -> Any:
-    """The first index of the largest."""
+    """The first index of the largest; any index of a row that holds NaN."""
     best, index = row_maximum(row), 0
-    while row[index] != best:
+    while index < row.size - 1 and row[index] != best:
         index += 1
     return index
 

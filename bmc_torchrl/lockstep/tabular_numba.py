@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -65,7 +65,8 @@ class NumbaTabularEngine:
         stop_after_perfect_tests: freeze a run after so many tests in which every episode lasted
             `max_steps`; its remaining episodes repeat the last results.
         seed: of all random numbers.
-        threads: how many threads; all cores that this process may use by default.
+        first_run: index of the first run, where the runs of one experiment are split over engines.
+        threads: how many threads; as many as numba would use by default, all cores in general.
         physics_dtype: precision of cart-pole's physics.
 
     >>> from bmc_torchrl import BMCEpsilon
@@ -97,6 +98,7 @@ class NumbaTabularEngine:
         next_action: Literal["before", "after"] = "before",
         stop_after_perfect_tests: int | None = None,
         seed: int = 0,
+        first_run: int = 0,
         threads: int | None = None,
         physics_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -104,6 +106,8 @@ class NumbaTabularEngine:
             ("runs", runs, 1),
             ("episodes", episodes, 1),
             ("tests", tests, 0),
+            ("seed", seed, 0),
+            ("first_run", first_run, 0),
             ("max_steps", max_steps, 1),
             ("threads", 1 if threads is None else threads, 1),
         ):
@@ -114,7 +118,7 @@ class NumbaTabularEngine:
         if isinstance(table, str) and table not in _TABLES:
             raise ValueError(f"table must be one of {sorted(_TABLES)} or a tensor, got {table!r}.")
         self.runs, self.episodes, self.seed = runs, episodes, seed
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or numba.config.NUMBA_NUM_THREADS
         self._domain = domain_kernel(domain, physics_dtype)
         self._rule = Rule(
             episodes=episodes,
@@ -145,7 +149,9 @@ class NumbaTabularEngine:
         kernel, lanes = self._domain.kernel, self._lanes
 
         def work(first: int, last: int) -> None:
-            start_lanes(kernel, lanes, first, last, seed, kind, float(scale), _NOTHING, STAMP)
+            start_lanes(
+                kernel, lanes, first, last, first_run, seed, kind, float(scale), _NOTHING, STAMP
+            )
 
         self._each_block(work)
 
