@@ -1,0 +1,136 @@
+"""A sweep: which cells are left, computing them in processes, joining what they give."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from bmc_torchrl.lockstep.engines import Engine
+from bmc_torchrl.measures import measure
+from bmc_torchrl.parts import TableParts
+from bmc_torchrl.results import load_metadata, tidy
+from bmc_torchrl.summaries import write_results
+
+__all__ = ["Batch", "execute", "finished_table", "parts_of", "plan", "publish"]
+
+CHUNK_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Runs of one strategy that are computed together."""
+
+    experiment: str
+    label: str
+    first_run: int
+    runs: int
+
+    def __str__(self) -> str:
+        last = self.first_run + self.runs - 1
+        return f"{self.experiment} {self.label} runs {self.first_run}–{last}"
+
+
+def parts_of(output: str | Path, experiment: str) -> TableParts:
+    """Where the finished cells of an experiment are kept."""
+    return TableParts(Path(output) / experiment / "table.parts")
+
+
+def plan(
+    output: str | Path,
+    experiments: Sequence[str],
+    labels: Sequence[str],
+    runs: int,
+    sizes: Mapping[str, int],
+) -> Iterator[Batch]:
+    """What is left to do, in the order of the experiments.
+
+    Runs are cut at multiples of the experiment's batch size whatever is finished, so a batch is
+    the same in a sweep that was interrupted and in one that was not.
+    """
+    for experiment in experiments:
+        left = parts_of(output, experiment).missing(labels, range(runs))
+        for label, missing in left.items():
+            for first in range(0, runs, sizes[experiment]):
+                if first in missing:
+                    count = min(sizes[experiment], runs - first)
+                    yield Batch(experiment, label, first, count)
+
+
+def finished_table(batch: Batch, engine: Engine) -> pd.DataFrame:
+    """Run `engine` to its end; the tidy table of its results."""
+    while not engine.finished:
+        engine.advance(CHUNK_STEPS)
+    found = (engine.steps, engine.returns, engine.epsilons)
+    arrays = (values.unsqueeze(0).cpu().numpy() for values in found)
+    return tidy(batch.experiment, [batch.label], *arrays, first_run=batch.first_run)
+
+
+def execute(
+    batches: Sequence[Batch],
+    compute: Callable[[Batch], float],
+    *,
+    workers: int,
+    hours: float | None,
+    console: Console,
+) -> None:
+    """Compute `batches` in `workers` processes, showing what is known so far.
+
+    Args:
+        batches: what to do, in order.
+        compute: computes a batch and keeps it; returns its mean performance.
+        workers: number of processes.
+        hours: no batch is started after so many hours.
+        console: where the progress bar goes.
+    """
+    deadline = time.monotonic() + (float("inf") if hours is None else hours * 3600)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    context = multiprocessing.get_context("spawn")
+    waiting = iter(batches)
+    running: dict[Future[float], Batch] = {}
+    with (
+        Progress(*columns, console=console) as bar,
+        ProcessPoolExecutor(workers, mp_context=context) as pool,
+    ):
+        task = bar.add_task("batches", total=len(batches))
+        while True:
+            while len(running) < workers and time.monotonic() < deadline:
+                batch = next(waiting, None)
+                if batch is None:
+                    break
+                running[pool.submit(compute, batch)] = batch
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                batch = running.pop(future)
+                judged = measure(batch.experiment)
+                bar.console.print(f"{batch}: {judged.label} {future.result():.2f} on average")
+                bar.advance(task)
+
+
+def publish(output: str | Path, experiment: str, target: str | Path) -> None:
+    """Join the parts of an experiment into its table, and write its small tables to `target`."""
+    parts = parts_of(output, experiment)
+    path = Path(output) / experiment / "table.parquet"
+    table = parts.merge(path)
+    write_results(table, target, load_metadata(path), timings=parts.cells())
