@@ -16,6 +16,7 @@ from bmc_torchrl.envs import (
     subgoal_grid_step,
     supply_chain_step,
 )
+from bmc_torchrl.envs.draws import uniform
 from tests.fake_accelerator import HostSyncs, fake_accelerator
 
 with warnings.catch_warnings():
@@ -209,6 +210,22 @@ def test_a_fake_accelerator_steps_and_resets(domain, observation):
             stepped, tensordict = env.step_and_maybe_reset(tensordict.set("action", action))
         assert {leaf.device for leaf in stepped.values(True, True)} == {device}
         assert {leaf.device for leaf in tensordict.values(True, True)} == {device}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_inductor_draws_the_numbers_of_the_eager_environment():
+    def two_draws():
+        shape, device = (4, 3), torch.device("cpu")
+        return uniform(shape, torch.float64, device), uniform(shape, torch.float64, device)
+
+    torch.manual_seed(7)
+    expected = two_draws()
+    torch.manual_seed(7)
+    got = torch.compile(two_draws, fullgraph=True)()
+    assert torch.equal(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
+    assert not torch.equal(got[0], got[1])
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchrl.data import Unbounded
 
 from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.envs.draws import uniform
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
 
 __all__ = [
@@ -215,8 +216,8 @@ class CartPoleEnv(BatchedEnv):
         return {"physics": physics.to(self.physics_dtype)}
 
     def _initial_state(self) -> dict[str, Tensor]:
-        uniform = torch.rand(*self.batch_size, 4, dtype=self.physics_dtype, device=self.device)
-        return {"physics": (2.0 * uniform - 1.0) * self.model.initial_bound}
+        draws = uniform((*self.batch_size, 4), self.physics_dtype, self.device)
+        return {"physics": (2.0 * draws - 1.0) * self.model.initial_bound}
 
     def _next_state(
         self, tensordict: TensorDictBase, action: Tensor

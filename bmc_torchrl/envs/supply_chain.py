@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.envs.draws import uniform
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
 from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
 
@@ -237,7 +238,7 @@ class SupplyChainEnv(BatchedEnv):
         self, tensordict: TensorDictBase, action: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         shape = (*self.batch_size, self.network.warehouses)
-        demand = self.demand(torch.rand(shape, dtype=torch.float64, device=self.device))
+        demand = self.demand(uniform(shape, torch.float64, self.device))
         stocks = self.stocks(tensordict.get("state"))
         stocks, reward, terminated = supply_chain_step(stocks, action, demand, self.network)
         return {"state": self.state(stocks)}, reward, terminated
