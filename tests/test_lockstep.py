@@ -168,7 +168,8 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
         noise = noise_of(domain, draws)
         sample = draws.pop(0) if draws else torch.zeros(RUNS, DQN["batch_size"]).double()
         with torch.no_grad():
-            engine.vector_step(DQNDraws(act, noise, sample), time)
+            noise = Noise(*(x.unsqueeze(0) for x in noise))
+            engine.vector_steps(DQNDraws(act[None], noise, sample[None]), time)
         torch.testing.assert_close(engine.state, reference.carrier[key], rtol=1e-4, atol=1e-5)
         ours, theirs = engine.strategy.eps, reference.explore.eps
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

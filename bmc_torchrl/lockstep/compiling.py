@@ -46,6 +46,7 @@ class CompiledOnce:
         )
 
     def __call__(self, *args: Any) -> Any:
+        """Call the function; the first time, compile it and say so."""
         if not self.pending:
             return self.function(*args)
         self.pending = False

@@ -12,7 +12,7 @@ from bmc_torchrl.functional import epsilon_greedy_action
 from bmc_torchrl.lockstep.domains import Noise
 from bmc_torchrl.lockstep.engine import Lockstep
 from bmc_torchrl.lockstep.network import FlatNetwork, Minibatch, adam_rates, fit
-from bmc_torchrl.replay import distinct_indices
+from bmc_torchrl.lockstep.sampling import sampled_rows
 from bmc_torchrl.strategies import EpsilonStrategy
 from bmc_torchrl.values import QNetwork
 
@@ -23,12 +23,12 @@ EMBED_BEYOND = 32
 
 
 class DQNDraws(NamedTuple):
-    """All uniforms of one vector step, in the order in which the TorchRL path draws them.
+    """All uniforms of some vector steps, in the order in which the TorchRL path draws them.
 
     Attributes:
-        act: coin and action, float32 ``[2, runs]``.
-        noise: of the domain, ``[runs, n]``.
-        sample: of the replay sampler, float64 ``[runs, batch]``.
+        act: coin and action, float32 ``[steps, 2, runs]``.
+        noise: of the domain, ``[steps, runs, n]``.
+        sample: of the replay sampler, float64 ``[steps, runs, batch]``.
     """
 
     act: Tensor
@@ -89,6 +89,7 @@ class DQNLockstep(Lockstep):
         self.needs_index = strategy.state_key is not None
         self.needs_change = "value_change" in strategy.in_keys
         self._make_networks(network)
+        self._make_tests(self.flat[0])
         self._interact = self._compile(self._interact_step, "interaction")
         self._learn = self._compile(self._learn_block, "learning")
         self._reflect = self._compile(self._reflect_step, "strategy")
@@ -120,50 +121,55 @@ class DQNLockstep(Lockstep):
             return self.domain.positions(state)
         return self.domain.encode(state)
 
-    def draw(self, steps: int) -> list[DQNDraws]:
+    def draw(self, steps: int) -> DQNDraws:
         """Fresh uniforms of `steps` vector steps."""
         options = {"device": self.device, "generator": self.generator}
         act = torch.rand(steps, 2, self.runs, **options)
         noise = self.domain.draw([steps, self.runs], self.generator)
         sample = torch.rand(steps, self.runs, self.batch_size, dtype=torch.float64, **options)
-        return [DQNDraws(act[i], Noise(*(x[i] for x in noise)), sample[i]) for i in range(steps)]
+        return DQNDraws(act, noise, sample)
 
     def _chunk(self, steps: int) -> None:
-        for offset, draws in enumerate(self.draw(steps)):
-            self.vector_step(draws, self.time + offset)
+        self.vector_steps(self.draw(steps), self.time)
 
-    def vector_step(self, draws: DQNDraws, time: int) -> None:
-        """One step of every lane: act, learn from replay, update the strategy.
+    def vector_steps(self, draws: DQNDraws, time: int) -> None:
+        """Step every lane as often as there are draws: act, learn, update the strategy.
 
         Args:
-            draws: the uniforms.
+            draws: the uniforms, each with a leading dimension of steps.
             time: number of vector steps taken before.
         """
+        steps = len(draws.act)
+        clock = torch.arange(time + 1, time + 1 + steps)
+        filled = clock.clamp(max=self.capacity).to(self.device)
+        rows = sampled_rows(draws.sample, filled)
         noise = self.domain.transition_noise(draws.noise.transition)
-        index, epsilon, seen, before, after, fresh = self._interact(
-            draws.act, noise, draws.noise.reset
-        )
-        filled = min(time + 1, self.capacity)
-        first = max(time + 1 - self.batch_size, 0) * self.epochs + 1
-        rates = adam_rates(self.learning_rate, first, self.epochs)
+        first = [max(time + i + 1 - self.batch_size, 0) * self.epochs + 1 for i in range(steps)]
+        rates = [adam_rates(self.learning_rate, number, self.epochs) for number in first]
         rates_now = torch.tensor(rates, dtype=torch.float32).to(self.device)
-        learning = (self.episodes_done < self.episodes) & (filled >= self.batch_size)
+        for i in range(steps):
+            index, epsilon, seen, *states = self._interact(
+                draws.act[i], noise[i], draws.noise.reset[i]
+            )
+            learning = (self.episodes_done < self.episodes) & (filled[i] >= self.batch_size)
+            position = (time + i) % self.capacity
+            self._learn_blocks(position, seen, learning, rows[i], rates_now[i], *states)
+            ends = self._reflect(index, epsilon, seen)
+            self.state.copy_(states[-1])
+            self._keep(ends)
+
+    def _learn_blocks(self, position: int, seen: Tensor, *rest: Tensor) -> None:
+        learning, rows, rates, *states = rest
         for number in range(self.blocks):
             own = slice(number * self.block, (number + 1) * self.block)
             lanes = self.lanes[own]
-            self.replay[own, time % self.capacity] = seen[lanes]
-            sample = draws.sample[lanes].T.contiguous().T
-            rows = distinct_indices(sample, filled).clamp_(0, filled - 1)
+            self.replay[own, position] = seen[lanes]
             learned = self._learn(
                 *(x[own] for x in (self.flat, self.mean, self.square, self.replay)),
-                *(x[lanes] for x in (before, after, fresh, self.value, seen, learning)),
-                rows,
-                rates_now,
+                *(x[lanes] for x in (*states, self.value, seen, learning, rows)),
+                rates,
             )
             self.learned.index_copy_(0, lanes, learned)
-        done, ends = self._reflect(index, epsilon, seen)
-        self.state.copy_(fresh)
-        self._keep(ends)
 
     def _interact_step(self, act: Tensor, noise: Tensor, reset: Tensor) -> tuple[Any, ...]:
         """Steps 0 and 1: the transition as replay keeps it, and the states around it."""
@@ -228,17 +234,15 @@ class DQNLockstep(Lockstep):
             flags.squeeze(-1) > 0,
         )
 
-    def _reflect_step(
-        self, index: Tensor | None, epsilon: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Steps 3, 5 and 6."""
+    def _reflect_step(self, index: Tensor | None, epsilon: Tensor, seen: Tensor) -> Tensor:
+        """Steps 3, 5 and 6. Returns the lanes whose episode counts and has ended."""
         actions = self.domain.num_actions
         next_value, value, change = self.learned.split([actions, actions, 1], -1)
         reward, flags = seen[:, -3], seen[:, -1]
         done = flags > 0
         self._update_strategy(index, reward, flags > 1, done, next_value, change.squeeze(-1))
         self.value.copy_(value)
-        return done, self._count_episodes(epsilon, done)
+        return self._count_episodes(epsilon, done)
 
     def _keep(self, ends: Tensor) -> None:
         """Remember the networks of the lanes whose episode has just ended, for their test."""

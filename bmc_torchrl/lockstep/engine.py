@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.functional import greedy_return, uniform_return
 from bmc_torchrl.lockstep.compiling import Announce, CompiledOnce
-from bmc_torchrl.lockstep.domains import Noise, lane_domain
-from bmc_torchrl.lockstep.evaluate import Rollout, greedy_steps, greedy_tests
+from bmc_torchrl.lockstep.domains import lane_domain
+from bmc_torchrl.lockstep.evaluate import GreedyTests, Outcome, Rollout, greedy_steps
 from bmc_torchrl.strategies import EpsilonStrategy
 
 __all__ = ["Lockstep"]
@@ -24,7 +25,7 @@ class Lockstep(ABC):
 
     A *lane* is one run. A lane that has had its episodes still steps, but nothing it does is
     learned or recorded. After each of its episodes a lane is tested greedily with Q as it was right
-    then; tests wait in a queue until `test_batch` of them can run at once.
+    then; tests wait in a queue until `test_slots` of them can run at once.
 
     Results are ``steps``, ``returns`` and ``epsilons``, float64 ``[runs, episodes]``, NaN where not
     yet known: mean steps and mean discounted return of the tests, and the episode's mean ε.
@@ -39,8 +40,8 @@ class Lockstep(ABC):
             (and expected SARSA) see. The published experiments do not.
         stop_after_perfect_tests: freeze a lane after so many consecutive tests in which all
             episodes reached the step limit; its remaining episodes repeat the last results.
-        test_batch: how many lanes are tested together.
-        unroll: test steps per compiled call; must divide the step limit.
+        test_slots: how many lanes are tested together.
+        unroll: test steps per compiled call.
         seed: of all draws; by default drawn from the global generator.
         compiled: whether to compile.
         announce: is told when something is being compiled.
@@ -56,8 +57,8 @@ class Lockstep(ABC):
         tests: int = 1,
         mask_terminated: bool = False,
         stop_after_perfect_tests: int | None = None,
-        test_batch: int | None = None,
-        unroll: int = 5,
+        test_slots: int = 128,
+        unroll: int = 2,
         seed: int | None = None,
         compiled: bool = True,
         announce: Announce | None = None,
@@ -67,20 +68,26 @@ class Lockstep(ABC):
         self.device = self.domain.device
         if episodes < 1 or tests < 1:
             raise ValueError(f"episodes and tests must be positive, got {episodes} and {tests}.")
-        if self.domain.max_steps % unroll:
-            unroll = 1
         self.strategy, self.episodes, self.gamma, self.tests = strategy, episodes, gamma, tests
         self.mask_terminated, self.stop_after = mask_terminated, stop_after_perfect_tests
-        self.test_batch = min(self.runs, 64) if test_batch is None else test_batch
+        self.test_slots = min(self.runs, test_slots)
         self.unroll, self.compiled, self.announce = unroll, compiled, announce
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
         self.time = 0
-        self._queued: list[tuple[int, int]] = []
-        self._queued_policies: list[Tensor] = []
         self._make_results()
         self._make_lanes()
-        self._advance_tests = self._compile(self._test_steps, "greedy tests")
+
+    def _make_tests(self, policy: Tensor) -> None:
+        self._greedy = GreedyTests(
+            self.domain,
+            self._compile(self._test_steps, "greedy tests"),
+            slots=self.test_slots,
+            tests=self.tests,
+            policy=policy,
+            generator=self.generator,
+            unroll=self.unroll,
+        )
 
     def _compile(self, function: Any, name: str) -> CompiledOnce:
         return CompiledOnce(function, name, enabled=self.compiled, announce=self.announce)
@@ -91,7 +98,7 @@ class Lockstep(ABC):
             torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3)
         )
         self._streak = [0] * self.runs
-        self._frozen_at = [self.episodes] * self.runs
+        self._judged = [0] * self.runs
 
     def _make_lanes(self) -> None:
         options: dict[str, Any] = {"device": self.device}
@@ -106,7 +113,10 @@ class Lockstep(ABC):
     @property
     def finished(self) -> bool:
         """Whether every lane has had its episodes, and their tests."""
-        return not self._queued and bool((self.episodes_done >= self.episodes).all())
+        return not self._greedy.pending and self._all_trained()
+
+    def _all_trained(self) -> bool:
+        return bool((self.episodes_done >= self.episodes).all())
 
     def advance(self, steps: int) -> None:
         """Take `steps` vector steps and the tests that come due; stops early once finished."""
@@ -177,48 +187,38 @@ class Lockstep(ABC):
             episode = (self.episodes_done[lanes] - 1).cpu()
             rows = lanes.cpu()
             self.epsilons[rows, episode] = self.ended_epsilon[lanes].cpu()
-            self._queued += list(zip(rows.tolist(), episode.tolist(), strict=True))
-            self._queued_policies.append(self._ended_policies(lanes))
+            owners = list(zip(rows.tolist(), episode.tolist(), strict=True))
+            self._greedy.add(owners, self._ended_policies(lanes))
             self.ended.zero_()
-        while len(self._queued) >= self.test_batch:
-            self._run_tests()
-        if self._queued and bool((self.episodes_done >= self.episodes).all()):
-            self._run_tests()
-
-    def _run_tests(self) -> None:
-        policies = torch.cat(self._queued_policies)
-        now, later = policies[: self.test_batch], policies[self.test_batch :]
-        queued, self._queued = self._queued[: len(now)], self._queued[len(now) :]
-        self._queued_policies = [later] if len(later) else []
-        padding = self.test_batch - len(now)
-        if padding:
-            now = torch.cat([now, now[-1:].expand(padding, *now.shape[1:])])
-        shape = (self.test_batch, self.tests)
-        reset = self.domain.draw(shape, self.generator).reset
-        noise = self.domain.draw((self.domain.max_steps, *shape), self.generator).transition
-        steps, returns = greedy_tests(
-            self.domain, self._advance_tests, now, Noise(noise, reset), unroll=self.unroll
-        )
-        perfect = (steps >= self.domain.max_steps).all(-1).tolist()
-        means = [x.double().mean(-1).tolist() for x in (steps, returns)]
-        for row, (lane, episode) in enumerate(queued):
-            self._record(lane, episode, means[0][row], means[1][row], perfect[row])
+        for outcome in self._greedy.run(drain=self._all_trained()):
+            self._record(outcome)
 
     def _test_steps(self, policy: Tensor, rollout: Rollout, noise: Tensor) -> Rollout:
         return greedy_steps(self.domain, self._choose, policy, rollout, noise, self.gamma)
 
-    def _record(
-        self, lane: int, episode: int, steps: float, returns: float, perfect: bool
-    ) -> None:
-        if episode > self._frozen_at[lane]:
+    def _record(self, outcome: Outcome) -> None:
+        lane, episode = outcome.lane, outcome.episode
+        if self._judged[lane] > episode:
             return
-        self.steps[lane, episode], self.returns[lane, episode] = steps, returns
-        self._streak[lane] = self._streak[lane] + 1 if perfect else 0
-        if self.stop_after is not None and self._streak[lane] >= self.stop_after:
-            self._frozen_at[lane] = episode
-            self.episodes_done[lane] = self.episodes
-            for table in (self.steps, self.returns, self.epsilons):
-                table[lane, episode:] = table[lane, episode].item()
+        self.steps[lane, episode], self.returns[lane, episode] = outcome.steps, outcome.returns
+        if self.stop_after is not None:
+            self._judge(lane, self.stop_after)
+
+    def _judge(self, lane: int, stop_after: int) -> None:
+        """Follow the lane's tests in order, and freeze it after `stop_after` perfect ones."""
+        results = self.steps[lane].tolist()
+        while self._judged[lane] < self.episodes:
+            episode = self._judged[lane]
+            if math.isnan(results[episode]):
+                return
+            perfect = results[episode] >= self.domain.max_steps
+            self._streak[lane] = self._streak[lane] + 1 if perfect else 0
+            self._judged[lane] += 1
+            if self._streak[lane] == stop_after:
+                self._judged[lane] = self.episodes
+                self.episodes_done[lane] = self.episodes
+                for table in (self.steps, self.returns, self.epsilons):
+                    table[lane, episode:] = table[lane, episode].item()
 
     _LANES = ("state", "step_count", "episodes_done", "epsilon_sum", "ended", "ended_epsilon")
     _RESULTS = ("steps", "returns", "epsilons")
@@ -226,16 +226,14 @@ class Lockstep(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next, and the results; tensors and numbers only."""
         tensors = {name: getattr(self, name).clone() for name in (*self._LANES, *self._RESULTS)}
-        policies = torch.cat(self._queued_policies) if self._queued else torch.empty(0)
         return {
             "tensors": tensors,
             "strategy": {name: x.clone() for name, x in self.strategy.state_dict().items()},
             "generator": self.generator.get_state(),
             "time": self.time,
-            "queued": torch.tensor(self._queued, dtype=torch.int64).reshape(-1, 2),
-            "queued_policies": policies.clone(),
+            "tests": self._greedy.state_dict(),
             "streak": list(self._streak),
-            "frozen_at": list(self._frozen_at),
+            "judged": list(self._judged),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -245,10 +243,8 @@ class Lockstep(ABC):
         self.strategy.load_state_dict(state["strategy"])
         self.generator.set_state(state["generator"].cpu())
         self.time = state["time"]
-        self._queued = [(int(lane), int(episode)) for lane, episode in state["queued"]]
-        policies = state["queued_policies"].to(self.device)
-        self._queued_policies = [policies] if self._queued else []
-        self._streak, self._frozen_at = list(state["streak"]), list(state["frozen_at"])
+        self._greedy.load_state_dict(state["tests"])
+        self._streak, self._judged = list(state["streak"]), list(state["judged"])
 
 
 def _checked_runs(env: BatchedEnv, strategy: EpsilonStrategy) -> int:
