@@ -234,6 +234,18 @@ def readme_table(found: Iterable[Results]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_between_marks(path: Path, text: str) -> None:
+    """Replace what stands between ``<!-- results -->`` and ``<!-- /results -->`` in a file."""
+    old = path.read_text()
+    start, end = "<!-- results -->\n", "<!-- /results -->"
+    if start not in old or end not in old:
+        raise ResultsError(f"{path} lacks the lines {start.strip()} and {end}; put them in")
+    before, _, rest = old.partition(start)
+    after = rest.partition(end)[2]
+    content = f"{before}{start}{text}{end}{after}".encode()
+    write_atomically(path, lambda stream: stream.write(content))
+
+
 def _readme_row(results: Results) -> str:
     table = results.summary.set_index("strategy")
     if "bmc" not in table.index:

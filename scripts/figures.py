@@ -22,7 +22,7 @@ from bmc_torchrl.plots import (
 )
 from bmc_torchrl.published import read_published
 from bmc_torchrl.results import ResultsError
-from bmc_torchrl.summaries import read_results, result_folders
+from bmc_torchrl.summaries import read_results, readme_table, result_folders, write_between_marks
 
 
 def arguments() -> argparse.Namespace:
@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
         "--published", type=Path, help="folder with <experiment>.xlsx, overlaid where there is one"
     )
     parser.add_argument("--out", type=Path, default=Path("figures"), help="(default: %(default)s)")
+    parser.add_argument("--readme", type=Path, help="file whose results table is written anew")
     return parser.parse_args()
 
 
@@ -66,9 +67,12 @@ def main() -> int:
         print(f"figures.py: --published {options.published} is no folder", file=sys.stderr)
         return 2
     try:
-        for folder in result_folders(options.results):
+        folders = result_folders(options.results)
+        for folder in folders:
             for name, figure in figures(folder, options.published):
                 print(*save_figure(figure, options.out / name))
+        if options.readme is not None:
+            write_between_marks(options.readme, readme_table(map(read_results, folders)))
     except ResultsError as error:
         print(f"figures.py: {error}", file=sys.stderr)
         return 2
