@@ -347,7 +347,7 @@ class Reference:
 
     def start(self, uniforms):
         if self.name == "cart_pole":
-            fresh = (2.0 * uniforms - 1.0) * self.domain.initial_bound
+            fresh = (2.0 * uniforms.to(self.physics) - 1.0) * self.domain.initial_bound
             return fresh, cart_pole_bins(fresh, self.domain)
         if self.name == "grid_world":
             first = self.domain.start_state
@@ -398,9 +398,16 @@ class Reference:
         self.epsilon_sum = self.epsilon_sum * ~done
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["a' before", "a' after"])
-@pytest.mark.parametrize("name", list(DOMAINS))
-def test_trajectories_equal_those_of_the_tensor_functions(name, before, random):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "before", "physics_dtype"),
+    [
+        *((name, before, torch.float64) for name in DOMAINS for before in (True, False)),
+        # Pole and rounding error both grow by e every 13 steps: episodes are short here.
+        ("cart_pole", True, torch.float32),
+    ],
+)
+def test_trajectories_equal_those_of_the_tensor_functions(name, before, physics_dtype, random):
     kernel = domain_kernel(DOMAINS[name], torch.float64)
     build = lambda: strategies(kernel.num_states, kernel.num_actions)  # noqa: E731
     options = {"max_steps": 40, "mask_terminated": not before}
@@ -412,7 +419,7 @@ def test_trajectories_equal_those_of_the_tensor_functions(name, before, random):
         next_action="before" if before else "after",
         threads=1,
         **options,
-        **PUBLISHED[name],
+        **{**PUBLISHED[name], "physics_dtype": physics_dtype},
     )
     strategy = build()
     reference = Reference(name, engine, strategy, before=before, **options)
@@ -425,7 +432,7 @@ def test_trajectories_equal_those_of_the_tensor_functions(name, before, random):
         torch.testing.assert_close(engine.state, reference.state)
         torch.testing.assert_close(engine.episodes_done, reference.episodes)
         torch.testing.assert_close(engine.table, reference.table, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(engine.physics.double(), reference.physics.double())
+        torch.testing.assert_close(engine.physics, reference.physics, rtol=1e-4, atol=1e-5)
     assert engine.episodes_done.min() >= 240 // 40
     for (run, episode), epsilon in reference.logged.items():
         assert engine.epsilons[run, episode].item() == pytest.approx(epsilon, rel=1e-5)
@@ -436,6 +443,7 @@ def test_trajectories_equal_those_of_the_tensor_functions(name, before, random):
             torch.testing.assert_close(learned.state_dict()[key], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(DOMAINS))
 def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
     tests, max_steps, gamma = 200, 60, 0.9
@@ -452,7 +460,8 @@ def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
         uniforms.numpy(),
     )
     zeros = torch.zeros(tests, dtype=torch.int64)
-    blank = SimpleNamespace(table=zeros, state=zeros, physics=torch.zeros(tests, 4))
+    physics = torch.zeros(tests, 4, dtype=torch.float64)
+    blank = SimpleNamespace(table=zeros, state=zeros, physics=physics)
     reference = Reference(name, blank, None, max_steps=0, mask_terminated=False, before=True)
     reference.physics, reference.state = reference.start(uniforms[:, :4])
     alive, steps, returns = torch.ones(tests, dtype=torch.bool), zeros.clone(), torch.zeros(tests)
