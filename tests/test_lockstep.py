@@ -17,8 +17,10 @@ from bmc_torchrl.envs import CartPoleEnv, SubgoalGrid, SubgoalGridEnv, SupplyCha
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.fitting import adam_state, fit_minibatch
-from bmc_torchrl.lockstep import DQNDraws, DQNLockstep
+from bmc_torchrl.functional import mixture_return
+from bmc_torchrl.lockstep import DQNDraws, DQNLockstep, TabularDraws, TabularLockstep
 from bmc_torchrl.lockstep.domains import Noise
+from bmc_torchrl.objectives import tabular_update
 from bmc_torchrl.replay import run_replay_buffer
 from bmc_torchrl.strategies import (
     BMCEpsilon,
@@ -29,7 +31,7 @@ from bmc_torchrl.strategies import (
     StackedEpsilon,
     VDBEEpsilon,
 )
-from bmc_torchrl.values import QNetwork, q_actor
+from bmc_torchrl.values import QNetwork, QTable, q_actor
 
 RUNS = 4
 SMALL_GRID = SubgoalGrid(rows=2, columns=3, start=(1, 0), goals=((0, 2), (0, 0)))
@@ -182,3 +184,82 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
 @pytest.mark.parametrize(("domain", "strategy"), list(itertools.product(DOMAINS, STRATEGIES)))
 def test_dqn_follows_the_library_modules(domain: str, strategy: str) -> None:
     compare_dqn(domain, strategy, steps=40)
+
+
+class ReferenceSarsa:
+    """Expected SARSA in ENGINE's order with the library's modules."""
+
+    def __init__(self, domain: str, strategy: EpsilonStrategy, next_action: str) -> None:
+        self.env = make_env(domain)
+        self.table = make_table(self.env)
+        self.actor = q_actor(self.table, self.env.num_actions)
+        self.explore = AdaptiveEGreedyModule(self.env.action_spec, strategy=strategy)
+        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None)
+        self.carrier, self.before = self.env.reset(), next_action == "before"
+        self.first = torch.ones(RUNS, dtype=torch.bool)
+        self.episodes = torch.zeros(RUNS)
+        self.action = torch.zeros(RUNS, dtype=torch.int64)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        acting = self.explore(self.actor(self.carrier))
+        if self.before:
+            acting["action"] = torch.where(self.first, acting["action"], self.action)
+        transition, following = self.env.step_and_maybe_reset(acting)
+        after = self.explore(self.actor(transition["next"].clone()))
+        self.action, epsilon = after["action"], after["epsilon"]
+        self.returns(transition)
+        target = mixture_return(transition["greedy_return"], transition["uniform_return"], epsilon)
+        rate = (0.5 * torch.full([RUNS], 0.9) ** self.episodes).clamp(min=0.3)
+        transition["value_change"] = tabular_update(
+            self.table.weight.data, transition["state"], transition["action"], target, rate
+        )
+        self.explore.update(transition)
+        self.first = transition["next", "done"].squeeze(-1)
+        self.episodes += self.first
+        self.carrier = following
+
+
+def make_table(env: BatchedEnv, runs: int = RUNS) -> QTable:
+    torch.manual_seed(1)
+    return QTable(env.num_states, env.num_actions, runs=runs, initializer="normal")
+
+
+def make_tabular(domain: str, strategy: str, runs: int = RUNS, **options: Any) -> TabularLockstep:
+    env = make_env(domain, runs)
+    options = {"episodes": 50, "gamma": 0.9, "compiled": False, "seed": 3, **options}
+    rates = {"learning_rate": 0.5, "decay": 0.9, "floor": 0.3}
+    return TabularLockstep(
+        env, make_table(env, runs), STRATEGIES[strategy](env, runs), **rates, **options
+    )
+
+
+def compare_tabular(
+    domain: str, strategy: str, steps: int, next_action: str = "before", **options: Any
+) -> None:
+    torch.manual_seed(0)
+    engine = make_tabular(domain, strategy, next_action=next_action, **options)
+    reference = ReferenceSarsa(domain, STRATEGIES[strategy](engine.domain, RUNS), next_action)
+    key = "physics" if domain == "cart" else "state"
+    engine.state.copy_(reference.carrier[key])
+    for _ in range(steps):
+        draws: list[Tensor] = []
+        with recorded_draws(draws):
+            reference.step()
+        act = draws.pop(0)
+        noise = Noise(*(x.unsqueeze(0) for x in noise_of(domain, draws)))
+        with torch.no_grad():
+            engine.vector_steps(TabularDraws(act[None], noise, draws.pop(0)[None]))
+        torch.testing.assert_close(engine.state, reference.carrier[key], rtol=1e-5, atol=1e-6)
+        ours, theirs = engine.strategy.eps, reference.explore.eps
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(engine.table, reference.table.weight.data, rtol=1e-5, atol=1e-6)
+    assert engine.greedy.long().equal(engine.table.argmax(-1))
+
+
+@pytest.mark.parametrize("next_action", ["before", "after"])
+@pytest.mark.parametrize(("domain", "strategy"), list(itertools.product(DOMAINS, STRATEGIES)))
+def test_expected_sarsa_follows_the_library_modules(
+    domain: str, strategy: str, next_action: str
+) -> None:
+    compare_tabular(domain, strategy, steps=40, next_action=next_action)

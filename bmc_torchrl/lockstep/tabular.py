@@ -1,0 +1,191 @@
+"""Tabular expected SARSA for many runs at once, on any device."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.functional import (
+    epsilon_greedy_action,
+    greedy_return,
+    mixture_return,
+    uniform_return,
+)
+from bmc_torchrl.lockstep.domains import Noise
+from bmc_torchrl.lockstep.engine import Lockstep
+from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.values import QTable
+
+__all__ = ["TabularDraws", "TabularLockstep"]
+
+
+class TabularDraws(NamedTuple):
+    """All uniforms of some vector steps, in the order in which the TorchRL path draws them.
+
+    Attributes:
+        act: coin and action at s, float32 ``[steps, 2, runs]``.
+        noise: of the domain, ``[steps, runs, n]``.
+        act_next: coin and action at s′, float32 ``[steps, 2, runs]``; unused with "after".
+    """
+
+    act: Tensor
+    noise: Noise
+    act_next: Tensor
+
+
+class TabularLockstep(Lockstep):
+    r"""Expected SARSA with one table per lane.
+
+    Beside the tables the engine keeps the greedy action of every state, so that acting and testing
+    read one byte instead of a row.
+
+    Args:
+        env: see :class:`Lockstep`.
+        table: the initial values, ``runs=[runs]``; :meth:`export` writes the learned ones back.
+        strategy: see :class:`Lockstep`.
+        learning_rate: η of the first episode; that of episode k is
+            :math:`\max(\eta\,\mathrm{decay}^k, \mathrm{floor})`.
+        decay: see `learning_rate`.
+        floor: see `learning_rate`.
+        next_action: draw a′ "before" learning, as the published experiments, or "after".
+        chunk: vector steps per compiled call.
+        **options: see :class:`Lockstep`.
+
+    >>> from bmc_torchrl.envs import SubgoalGridEnv
+    >>> from bmc_torchrl.strategies import BMCEpsilon
+    >>> env = SubgoalGridEnv(batch_size=[2], max_steps=10)
+    >>> engine = TabularLockstep(
+    ...     env, QTable(150, 4, runs=2), BMCEpsilon(batch_shape=[2]), episodes=2, gamma=0.99,
+    ...     learning_rate=0.7, compiled=False
+    ... )
+    >>> engine.advance(30)
+    >>> engine.finished, engine.steps.shape
+    (True, torch.Size([2, 2]))
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        table: QTable,
+        strategy: EpsilonStrategy,
+        *,
+        learning_rate: float,
+        decay: float = 1.0,
+        floor: float = 0.0,
+        next_action: Literal["before", "after"] = "before",
+        chunk: int = 4,
+        test_slots: int = 1024,
+        unroll: int = 10,
+        **options: Any,
+    ) -> None:
+        super().__init__(env, strategy, test_slots=test_slots, unroll=unroll, **options)
+        states, actions = self.domain.num_states, self.domain.num_actions
+        if table.weight.shape != (self.runs, states, actions):
+            raise ValueError(
+                f"table has shape {tuple(table.weight.shape)}, the domain needs "
+                f"{(self.runs, states, actions)}."
+            )
+        if next_action not in ("before", "after"):
+            raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
+        self.learning_rate, self.decay, self.floor = learning_rate, decay, floor
+        self.before = next_action == "before"
+        self.chunk = min(chunk, self.domain.shortest_episode)
+        self.table = table.weight.detach().to(self.device).clone()
+        small = torch.uint8 if actions <= 256 else torch.int64
+        self.greedy = self.table.argmax(-1).to(small)
+        self.snapshot = self.greedy.clone()
+        self.action = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
+        self.lane = torch.arange(self.runs, device=self.device)
+        self._make_tests(self.greedy[0])
+        self._steps = self._compile(self._vector_steps, "expected SARSA")
+
+    def draw(self, steps: int) -> TabularDraws:
+        """Fresh uniforms of `steps` vector steps."""
+        options = {"device": self.device, "generator": self.generator}
+        act = torch.rand(steps, 2, self.runs, **options)
+        noise = self.domain.draw([steps, self.runs], self.generator)
+        return TabularDraws(act, noise, torch.rand(steps, 2, self.runs, **options))
+
+    def _chunk(self, steps: int) -> None:
+        draws = self.draw(steps)
+        noise = self.domain.transition_noise(draws.noise.transition)
+        columns = (draws.act, noise, draws.noise.reset, draws.act_next)
+        whole = steps - steps % self.chunk
+        for start in range(0, whole, self.chunk):
+            self._steps(*(x[start : start + self.chunk] for x in columns))
+        for start in range(whole, steps):
+            self._vector_steps(*(x[start : start + 1] for x in columns))
+
+    def vector_steps(self, draws: TabularDraws) -> None:
+        """Step every lane as often as there are draws, in one compiled call."""
+        noise = self.domain.transition_noise(draws.noise.transition)
+        self._steps(draws.act, noise, draws.noise.reset, draws.act_next)
+
+    def _vector_steps(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> None:
+        for draws in zip(*(x.unbind(0) for x in (act, noise, reset, act_next)), strict=True):
+            self._step(*draws)
+
+    def _step(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> None:
+        domain, lane = self.domain, self.lane
+        index = domain.index(self.state)
+        action = self._act(index, act)
+        after, reward, terminated = domain.step(self.state, action, noise)
+        done = terminated | (self.step_count + 1 >= domain.max_steps)
+        following = domain.index(after)
+        epsilon = self._current_epsilon(following)
+        value = self.table[lane, following]
+        if self.before:
+            best = self.greedy[lane, following].long()
+            self.action.copy_(epsilon_greedy_action(best, epsilon, act_next, domain.num_actions))
+        masked = terminated if self.mask_terminated else None
+        greedy = greedy_return(reward, value, self.gamma, terminated=masked)
+        uniform = uniform_return(reward, value, self.gamma, terminated=masked)
+        change = self._learn(index, action, mixture_return(greedy, uniform, epsilon))
+        self._update_strategy(index, reward, terminated, done, value, change)
+        ends = self._count_episodes(epsilon, done)
+        self.snapshot.copy_(torch.where(ends.unsqueeze(-1), self.greedy, self.snapshot))
+        mask = done.reshape(-1, *[1] * (after.ndim - 1))
+        self.state.copy_(torch.where(mask, domain.start(reset), after))
+
+    def _act(self, index: Tensor, draws: Tensor) -> Tensor:
+        best = self.greedy[self.lane, index].long()
+        epsilon = self._current_epsilon(index)
+        chosen = epsilon_greedy_action(best, epsilon, draws, self.domain.num_actions)
+        return torch.where(self.step_count == 0, chosen, self.action) if self.before else chosen
+
+    def _learn(self, index: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        """:func:`bmc_torchrl.objectives.tabular_update` where a lane still learns."""
+        active = self.episodes_done < self.episodes
+        decay = torch.full_like(target, self.decay)
+        rate = (self.learning_rate * decay**self.episodes_done).clamp(min=self.floor)
+        row = self.table[self.lane, index]
+        actions = torch.arange(row.shape[-1], device=row.device)
+        taken = actions == action.unsqueeze(-1)
+        old = row.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        new = torch.where(active, old + rate * (target - old), old)
+        best = torch.where(taken, new.unsqueeze(-1), row).argmax(-1)
+        self.table.index_put_((self.lane, index, action), new)
+        self.greedy.index_put_((self.lane, index), best.to(self.greedy.dtype))
+        return new - old
+
+    def _ended_policies(self, lanes: Tensor) -> Tensor:
+        return self.snapshot[lanes]
+
+    def _choose(self, policy: Tensor, state: Tensor) -> Tensor:
+        return policy.gather(1, self.domain.index(state)).long()
+
+    def export(self, table: QTable) -> None:
+        """Write the values of every run into `table`."""
+        with torch.no_grad():
+            table.weight.copy_(self.table)
+
+    _TABLES = ("table", "greedy", "snapshot", "action")
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Lockstep.state_dict`."""
+        state = super().state_dict()
+        state["tensors"] |= {name: getattr(self, name).clone() for name in self._TABLES}
+        return state
