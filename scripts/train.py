@@ -10,6 +10,9 @@ from typing import Any
 import hydra
 import lightning as L  # noqa: N812
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -25,6 +28,7 @@ from bmc_torchrl.training import (
 )
 from bmc_torchrl.training.reporting import report
 from bmc_torchrl.training.settings import check_settings, chosen_device, chosen_strategies
+from bmc_torchrl.training.stream import seed_everything
 from bmc_torchrl.training.tracking import PosteriorHistory, WandbReport
 
 
@@ -32,7 +36,7 @@ def build(cfg: DictConfig) -> tuple[EpsilonGreedyLearner, TransitionStream, Gree
     device = chosen_device(cfg.device)
     entries = chosen_strategies(cfg)
     runs = cfg.runs * len(entries)
-    torch.manual_seed(cfg.seed)
+    seed_everything(cfg.seed)
     make_env = instantiate(cfg.domain.env)
     options = {"device": device, "observation": cfg.observation}
     env = make_env(batch_size=[runs], **options)
@@ -92,24 +96,45 @@ def callbacks(cfg: DictConfig, evaluation: GreedyEvaluation, output: Path) -> li
     ]
 
 
+def fit(
+    cfg: DictConfig,
+    learner: EpsilonGreedyLearner,
+    stream: TransitionStream,
+    evaluation: GreedyEvaluation,
+) -> L.Trainer:
+    torch.set_num_threads(cfg.trainer.threads)
+    device, output = chosen_device(cfg.device), Path(cfg.output)
+    placed = {"accelerator": "cpu"} if device.type == "cpu" else {}
+    if ":" in cfg.device:
+        placed["devices"] = [device.index]
+    checkpoint = output / "last.ckpt"
+    resume = str(checkpoint) if cfg.resume and checkpoint.exists() else None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        make_trainer = instantiate(cfg.trainer.lightning, _partial_=True, **placed)
+        trainer: L.Trainer = make_trainer(
+            logger=instantiate(cfg.logger), callbacks=callbacks(cfg, evaluation, output)
+        )
+        for logger in trainer.loggers:
+            logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
+        trainer.fit(learner, stream, ckpt_path=resume, weights_only=True)
+    stream.shutdown()
+    return trainer
+
+
 @hydra.main(version_base=None, config_path="../configs", config_name="train")
 def main(cfg: DictConfig) -> None:
-    check_settings(cfg)
-    warnings.filterwarnings("ignore", module="lightning")
-    torch.set_num_threads(cfg.trainer.threads)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    output = Path(cfg.output)
-    checkpoint = output / "last.ckpt"
-    learner, stream, evaluation = build(cfg)
-    logger = instantiate(cfg.logger)
-    logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))
-    trainer: L.Trainer = instantiate(
-        cfg.trainer.lightning, logger=logger, callbacks=callbacks(cfg, evaluation, output)
-    )
-    resume = str(checkpoint) if cfg.resume and checkpoint.exists() else None
-    trainer.fit(learner, stream, ckpt_path=resume, weights_only=True)
-    stream.shutdown()
-    report(output, figure=cfg.figure)
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        cfg.output = HydraConfig.get().runtime.output_dir
+    for name in ("lightning.pytorch", "torchrl"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        check_settings(cfg)
+        job = build(cfg)
+    except (ValueError, InstantiationException) as error:
+        raise SystemExit(f"These settings cannot be run. {error}") from error
+    if fit(cfg, *job).is_global_zero:
+        report(Path(cfg.output), figure=cfg.figure)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,12 @@ class GreedyEvaluation(Callback):
             )
             pl_module.step_hooks.append(self._keep)
 
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leave the learner as it was."""
+        assert isinstance(pl_module, EpsilonGreedyLearner)
+        if self._keep in pl_module.step_hooks:
+            pl_module.step_hooks.remove(self._keep)
+
     @torch.no_grad()
     def _keep(self, ended: Tensor) -> None:
         for kept, live in self.pairs:
@@ -182,6 +188,7 @@ class EpisodeProgress(Callback):
 
     def __init__(self, every_seconds: float = 0.5) -> None:
         self.every_seconds = every_seconds
+        self.bar: Progress | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
@@ -219,16 +226,19 @@ class EpisodeProgress(Callback):
             f"{self.steps / (now - self.began):,.0f} steps/s"
         )
         done = torch.where(log.stopped, log.episodes, log.done).sum()
+        assert self.bar is not None
         self.bar.update(self.task, completed=int(done), known=known)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the final state."""
         assert isinstance(pl_module, EpsilonGreedyLearner)
         self._refresh(pl_module, time.monotonic())
+        assert self.bar is not None
         self.bar.stop()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Leave the terminal as it was."""
-        self.bar.stop()
+        if self.bar is not None:
+            self.bar.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import lightning as L  # noqa: N812
@@ -15,6 +16,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.strategies import BMCEpsilon
 from bmc_torchrl.training.episodes import ACTIVE_KEY, EpisodeLog
+from bmc_torchrl.training.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.training.rules import LearningRule
 
 __all__ = ["EpsilonGreedyLearner", "NextAction"]
@@ -38,7 +40,8 @@ class EpsilonGreedyLearner(L.LightningModule):
         shared_posterior: with several ranks, let every rank's strategy learn from all ranks'
             transitions, in rank order; otherwise each rank keeps its own.
         log_every_n_chunks: chunks between two looks at the metrics.
-        compile: compile a vector step's learning, with these options of ``torch.compile``.
+        compile: compile the learning and the strategy's update, with these options of
+            ``torch.compile``.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class EpsilonGreedyLearner(L.LightningModule):
         if next_action == "before" and not rule.on_policy:
             raise ValueError(
                 "next_action='before' is for on-policy rules such as TabularSarsa, not "
-                f"{type(rule).__name__}."
+                f"{type(rule).__name__}; use 'after', as the experiments named …_dqn do."
             )
         self.automatic_optimization = False
         self.q_actor, self.explore, self.returns, self.rule = q_actor, explore, returns, rule
@@ -73,8 +76,11 @@ class EpsilonGreedyLearner(L.LightningModule):
         self.policy = acting if self.next_action is None else self.next_action
         self.clock = torch.nn.Parameter(torch.zeros(0))
         self.step_hooks: list[Any] = []
-        options = compile if isinstance(compile, dict) else {}
-        self._learner = torch.compile(self._learn, **options) if compile else self._learn
+        self._update_strategy = explore.update
+        if compile:
+            options = compile if isinstance(compile, dict) else {}
+            rule.compile_learning(**options)
+            self._update_strategy = torch.compile(explore.update, **options)
         # Gradients are averaged by the rule, and posteriors are not broadcast over each other.
         self._ddp_params_and_buffers_to_ignore = [
             name
@@ -89,12 +95,15 @@ class EpsilonGreedyLearner(L.LightningModule):
     def training_step(self, chunk: Iterator[TensorDictBase], index: int) -> None:
         """Learn from a chunk of vector steps."""
         losses: list[Tensor] = []
-        for transition in chunk:
-            self.step(transition)
-            losses.append(transition.get("loss"))
+        with _single_precision():
+            for transition in chunk:
+                self.step(transition)
+                losses.append(transition.get("loss"))
         self.chunk_loss, self.chunk_steps = torch.stack(losses).mean(), len(losses)
         clock = self.optimizers()
         assert not isinstance(clock, list)
+        # A gradient of no elements: a gradient scaler refuses to step without any.
+        self.clock.grad = torch.zeros_like(self.clock)
         clock.step()
 
     @torch.no_grad()
@@ -107,7 +116,7 @@ class EpsilonGreedyLearner(L.LightningModule):
         elif self.rule.on_policy:
             epsilon = self.explore.strategy.epsilon(transition.get("next"))
             transition.set(("next", "epsilon"), epsilon.to(torch.get_default_dtype()))
-        self._learner(transition, log.done)
+        self._learn(transition, log.done)
         logged = ("next", "epsilon") if self.rule.on_policy else "epsilon"
         ended = log.record(transition, transition.get(logged))
         for hook in self.step_hooks:
@@ -117,25 +126,35 @@ class EpsilonGreedyLearner(L.LightningModule):
         self.returns(transition)
         with torch.enable_grad():
             self.rule.learn(transition, episodes, self.needs_change)
-        self.explore.update(self._gathered(transition))
+        self._update_strategy(self._gathered(transition))
 
     def _gathered(self, transition: TensorDictBase) -> TensorDictBase:
         """The transitions of all ranks, if the posterior is shared."""
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not (self.shared_posterior and distributed):
+        if not self.shared_posterior or world_size() == 1:
             return transition
-        kept = transition.select(*self.explore.strategy.in_keys, ACTIVE_KEY, strict=False)
-        gathered: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(gathered, kept.cpu())
-        result: TensorDictBase = torch.cat([part.to(transition.device) for part in gathered])
+        keys = (*self.explore.strategy.in_keys, self.explore.epsilon_key, ACTIVE_KEY)
+        kept = transition.select(*keys, strict=False)
+        gathered = [part.to(transition.device) for part in from_all_ranks(kept.cpu())]
+        result: TensorDictBase = torch.stack(gathered, -1)
         return result
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log what is known, and stop when every run has finished."""
-        if self.global_step % self.log_every_n_chunks == 0:
+        finished = bool(self.log_of_episodes.finished.all())
+        finished = self.trainer.strategy.reduce_boolean_decision(finished, all=True)
+        if finished or self.global_step % self.log_every_n_chunks == 0:
             self.log_dict(self.metrics(), batch_size=1)
-        if bool(self.log_of_episodes.finished.all()):
+        if finished:
             self.trainer.should_stop = True
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save what every rank has of its own: posterior, replay, episodes."""
+        if world_size() > 1:
+            checkpoint["ranks"] = from_all_ranks(checkpoint["state_dict"])
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give this rank its own back."""
+        checkpoint["state_dict"] = of_this_rank(checkpoint.pop("ranks", [checkpoint["state_dict"]]))
 
     def metrics(self) -> dict[str, Tensor]:
         """What is known so far, as tensors on the device."""
@@ -161,6 +180,17 @@ class EpsilonGreedyLearner(L.LightningModule):
                     "posterior/return_variance": part.return_variance.mean(),
                 }
         return found
+
+
+@contextmanager
+def _single_precision() -> Iterator[None]:
+    """Undo what ``precision="bf16-true"`` does to random numbers: 256 of them are too few for ε."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class NextAction(TensorDictModuleBase):  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -114,6 +114,16 @@ def published_dqn(
     return Learner(q_actor(network, env.num_actions, in_key=key), rule)
 
 
+def _prioritized_replay(**options: Any) -> ReplayBuffer:
+    try:
+        return TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, **options)
+    except RuntimeError as error:
+        raise ValueError(
+            f"prioritized=true needs TorchRL's compiled trees, which do not load here ({error}): "
+            "install the torchrl that was built for this torch, or use prioritized=false."
+        ) from error
+
+
 def dqn(
     env: EnvBase,
     runs: int,
@@ -158,17 +168,11 @@ def dqn(
     loss = DQNLoss(actor, action_space="categorical", delay_value=True, double_dqn=double)
     loss.make_value_estimator(gamma=gamma)
     storage = LazyTensorStorage(capacity, device=env.device)
-    buffer: ReplayBuffer = (
-        TensorDictPrioritizedReplayBuffer(
-            alpha=0.6, beta=0.4, storage=storage, batch_size=batch_size
-        )
-        if prioritized
-        else TensorDictReplayBuffer(storage=storage, batch_size=batch_size)
-    )
+    buffer = _prioritized_replay if prioritized else TensorDictReplayBuffer
     rule = LossRule(
         loss,
         functools.partial(torch.optim.Adam, lr=learning_rate),
-        buffer,
+        buffer(storage=storage, batch_size=batch_size),
         q_actor=actor,
         target_updater=functools.partial(SoftUpdate, tau=target_tau),
         updates_per_step=updates_per_step,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -19,6 +19,7 @@ from bmc_torchrl.functional import greedy_return, mixture_return
 from bmc_torchrl.objectives import tabular_update
 from bmc_torchrl.replay import run_replay_buffer
 from bmc_torchrl.training.episodes import ACTIVE_KEY
+from bmc_torchrl.training.ranks import average_gradients
 from bmc_torchrl.values import QTable
 
 __all__ = ["LearningRule", "LossRule", "PublishedDQN", "TabularSarsa"]
@@ -42,6 +43,13 @@ class LearningRule(nn.Module, ABC):
             episodes: finished episodes of each run, ``[runs]``.
             value_change: whether to write ``"value_change"``.
         """
+
+    def compile_learning(self, **options: Any) -> None:
+        """Compile what is computed, with these options of ``torch.compile``; replay stays as it is.
+
+        (Not ``compile``, which ``nn.Module`` has for its forward.)
+        """
+        self.learn = torch.compile(self.learn, **options)  # type: ignore[method-assign]
 
 
 class TabularSarsa(LearningRule):
@@ -85,7 +93,8 @@ class TabularSarsa(LearningRule):
         rate = self.rate(episodes) * transition.get(ACTIVE_KEY)
         state, action = transition.get(self.state_key), transition.get("action")
         chosen = self.table(state).detach().gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        change = tabular_update(self.table.weight.data, state, action, target, rate)
+        table = self.table.weight.data
+        change = tabular_update(table, state, action, target.to(table), rate.to(table))
         transition.set("loss", (target - chosen).square())
         transition.set("value_change", change)
 
@@ -162,15 +171,20 @@ class PublishedDQN(LearningRule):
                     after = self.network(features).gather(-1, action).squeeze(-1)
             transition.set("value_change", after - before)
 
+    def compile_learning(self, **options: Any) -> None:
+        """See :class:`LearningRule`."""
+        self._fit = torch.compile(self._fit, **options)  # type: ignore[method-assign]
+
     def _fit(self, batch: TensorDictBase) -> Tensor:
         following = batch.get("next")
         with torch.no_grad():
+            value = self.network(following.get(self.feature_key))
             target = greedy_return(
                 following.get("reward").squeeze(-1),
-                self.network(following.get(self.feature_key)),
+                value,
                 self.gamma,
                 terminated=following.get("done").squeeze(-1),
-            )
+            ).to(value.dtype)
         parameters = {name: p.detach() for name, p in self.network.named_parameters()}
         return fit_minibatch(
             functools.partial(torch.func.functional_call, self.network),
@@ -200,6 +214,16 @@ class _Moments(nn.Module):
             name, kind = key.replace("/", ".").split(":")
             result.setdefault(name, {})[kind] = value
         return result
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Keep the float64 counts of steps whatever the module is cast to."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if moved is not None and buffer is not None and buffer.dtype == torch.float64:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
 
 
 class LossRule(LearningRule):
@@ -244,16 +268,19 @@ class LossRule(LearningRule):
         self.max_grad_norm = max_grad_norm
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Optimiser and replay buffer, so that a checkpoint has them."""
+        """Optimiser, replay buffer and target updates, so that a checkpoint has them."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "replay": self.replay.state_dict(),
+            "target": {} if self.target_updater is None else self.target_updater.state_dict(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Optimiser and replay buffer as they were."""
+        """All of that as it was."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.replay.load_state_dict(state["replay"])
+        if self.target_updater is not None:
+            self.target_updater.load_state_dict(state["target"])
 
     def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
         """See :class:`LearningRule`."""
@@ -273,9 +300,17 @@ class LossRule(LearningRule):
                 after = _chosen(self.q_actor(inputs).get("action_value"), action)
             transition.set("value_change", after - before if learns else torch.zeros_like(before))
 
+    def compile_learning(self, **options: Any) -> None:
+        """See :class:`LearningRule`."""
+        self._loss = torch.compile(self._loss, **options)  # type: ignore[method-assign]
+
+    def _loss(self, batch: TensorDictBase) -> Tensor:
+        loss: Tensor = self.loss_module(batch).get("loss").mean()
+        return loss
+
     def _update(self) -> Tensor:
         batch = self.replay.sample()
-        loss: Tensor = self.loss_module(batch).get("loss").mean()
+        loss = self._loss(batch)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         average_gradients(self.loss_module)
@@ -293,14 +328,3 @@ def _chosen(action_value: Tensor, action: Tensor) -> Tensor:
     if action.ndim == action_value.ndim:
         return (action_value * action).sum(-1)
     return action_value.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def average_gradients(module: nn.Module) -> None:
-    """Average the gradients over the ranks of a distributed run, if there is one."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    ranks = torch.distributed.get_world_size()
-    for parameter in module.parameters():
-        if parameter.grad is not None:
-            torch.distributed.all_reduce(parameter.grad)
-            parameter.grad /= ranks

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 __all__ = ["SettingsError", "check_settings", "chosen_device", "chosen_strategies"]
 
@@ -33,18 +36,38 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     _require_choice(settings, "protocol", ("published", "paper"))
     if settings["stop_after_perfect_tests"] is not None:
         _require_integer(settings, "stop_after_perfect_tests", 1)
-    chosen_device(settings["device"])
+    device = chosen_device(settings["device"])
+    accelerator = settings["trainer"]["lightning"]["accelerator"]
+    if accelerator not in ("auto", device.type) and device.type == "cpu":
+        raise SettingsError(
+            f"trainer.lightning.accelerator={accelerator} needs a GPU, and device="
+            f"{settings['device']} is the CPU; use trainer=default."
+        )
     chosen_strategies(settings)
+    _require_resolved(settings)
     if settings["engine"] == "lockstep" and not settings["domain"]["native"]:
         raise SettingsError(
             "engine=lockstep needs one of this package's own domains; use engine=torchrl."
         )
 
 
+def _require_resolved(settings: Mapping[str, Any]) -> None:
+    """Every setting refers to ones that exist: a learner's come from an experiment of its kind."""
+    try:
+        OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(
+            f"{error.full_key} cannot be set ({reason}): experiments named …_sarsa go with "
+            "learner=expected_sarsa, those named …_dqn with the other learners."
+        ) from error
+
+
 def chosen_device(name: str) -> torch.device:
-    """The device called `name`, ``"auto"`` being the GPU if there is one."""
+    """The device called `name`, ``"auto"`` being the GPU of this process if there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        return torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
+
+from bmc_torchrl.training.ranks import from_all_ranks, of_this_rank, rank
 
 __all__ = ["TransitionStream"]
 
@@ -19,7 +22,8 @@ class TransitionStream:
 
     A vector step is one transition of every run, ``[runs]``, taken only when it is asked for: what
     is learned from one is known to the policy before the next. The state to resume from is the
-    collector's, the environments', and the random numbers'.
+    collector's, the environments', and the random numbers'. In a distributed run every rank has its
+    own environments and random numbers, and a checkpoint has those of all.
 
     Args:
         env: the environments, batch size ``[runs]`` or ``()``.
@@ -67,6 +71,8 @@ class TransitionStream:
     def _start(self) -> None:
         """Build the collector when the policy is on its device, and go on where it stopped."""
         if self._collector is None:
+            if rank() and self._resume is None:
+                seed_everything(torch.initial_seed() + rank())
             runs = max(self.env.batch_size.numel(), 1)
             self._collector = Collector(
                 self.env,
@@ -97,17 +103,17 @@ class TransitionStream:
         if self._collector is None:
             return {"position": self.position}
         carrier = self._collector._carrier.exclude("next")
-        return {
-            "position": self.position,
+        own = {
             "frames": self._collector._frames,
             "carrier": carrier.clone().cpu().to_dict(),
             "random": random_state(),
         }
+        return {"position": self.position, "ranks": from_all_ranks(own)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state at the next iteration."""
         self.position = state_dict["position"]
-        self._resume = state_dict if "carrier" in state_dict else None
+        self._resume = of_this_rank(state_dict["ranks"]) if "ranks" in state_dict else None
 
     def shutdown(self) -> None:
         """Close the environments."""
@@ -116,16 +122,28 @@ class TransitionStream:
             self._collector = None
 
 
+def seed_everything(seed: int) -> None:
+    """Seed torch's global generators, and NumPy's, from which TorchRL draws by priority."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def random_state() -> dict[str, Any]:
-    """State of torch's global generators."""
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    """State of torch's and NumPy's global generators, as tensors and plain numbers."""
+    name, words, *rest = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "cpu": torch.get_rng_state(),
+        "numpy": [name, torch.from_numpy(np.asarray(words, dtype=np.int64)), *rest],
+    }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Set torch's global generators as :func:`random_state` found them."""
+    """Set the global generators as :func:`random_state` found them."""
     torch.set_rng_state(state["cpu"].cpu())
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, words.cpu().numpy().astype(np.uint32), *rest))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])

@@ -1,7 +1,9 @@
-"""What a run leaves in Weights & Biases beside its metrics: figures, tables, artifacts."""
+"""Where metrics go, and what a run leaves in Weights & Biases beside them."""
 
 from __future__ import annotations
 
+import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +11,86 @@ import lightning as L  # noqa: N812
 import torch
 import wandb
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+from wandb.sdk.lib.runid import generate_id
 
 from bmc_torchrl.plots import posterior_figure, save_figure
 from bmc_torchrl.results import load
 from bmc_torchrl.strategies import BMCEpsilon
 from bmc_torchrl.training.learner import EpsilonGreedyLearner
 
-__all__ = ["PosteriorHistory", "WandbReport"]
+__all__ = [
+    "ContinuedCSVLogger",
+    "PosteriorHistory",
+    "WandbReport",
+    "csv_logger",
+    "wandb_loggers",
+]
+
+
+class ContinuedCSVLogger(CSVLogger):
+    """Lightning's CSV logger, which would start afresh, going on with an interrupted job's file.
+
+    Args:
+        save_dir: the metrics go to ``metrics/metrics.csv`` below it.
+    """
+
+    def __init__(self, save_dir: str | Path) -> None:
+        super().__init__(save_dir, name="metrics", version="")
+        self.kept: list[dict[str, Any]] = []
+        path = Path(self.log_dir) / "metrics.csv"
+        if path.exists():
+            with open(path, newline="") as stream:
+                self.kept = list(csv.DictReader(stream))
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Log, after what was logged before the checkpoint that is resumed from."""
+        if self.kept and step is not None:
+            self._write_kept([row for row in self.kept if int(row["step"]) < step])
+        super().log_metrics(metrics, step)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file."""
+        self._write_kept(self.kept)
+        super().save()
+
+    def _write_kept(self, rows: list[dict[str, Any]]) -> None:
+        self.experiment.metrics.extend(rows)
+        self.kept = []
+
+
+def csv_logger(save_dir: str | Path, resume: bool = False) -> CSVLogger:
+    """Metrics in ``metrics/metrics.csv`` below `save_dir`, after the earlier ones if resumed."""
+    return ContinuedCSVLogger(save_dir) if resume else CSVLogger(save_dir, "metrics", "")
+
+
+def wandb_loggers(save_dir: str | Path, resume: bool = False, **options: Any) -> list[Logger]:
+    """Metrics in W&B and in a CSV file; a resumed job goes on with its W&B run.
+
+    The run's identity, a sweep agent's or a new one, is kept in ``wandb_id`` below `save_dir`.
+
+    Args:
+        save_dir: where both write.
+        resume: whether an interrupted job goes on.
+        options: those of Lightning's ``WandbLogger``.
+    """
+    path = Path(save_dir) / "wandb_id"
+    known = resume and path.exists()
+    given = os.environ.get("WANDB_RUN_ID") or generate_id()
+    identity = path.read_text() if known else given
+    _write(path, identity)
+    options |= {"resume": "allow"} if known else {}
+    logger = WandbLogger(save_dir=save_dir, id=identity, **options)
+    return [logger, csv_logger(save_dir, resume)]
+
+
+@rank_zero_only
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 class PosteriorHistory(Callback):
@@ -85,10 +159,12 @@ class WandbReport(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and trainer.is_global_zero:
                 self._send(logger, pl_module)
+                logger.experiment.finish()
 
     def _send(self, logger: WandbLogger, learner: EpsilonGreedyLearner) -> None:
         run, log = logger.experiment, learner.log_of_episodes
-        sent: dict[str, Any] = {"epsilon_over_runs": wandb.Histogram(learner.explore.eps.reshape(-1).tolist())}
+        epsilon = learner.explore.eps.reshape(-1).tolist()
+        sent: dict[str, Any] = {"epsilon_over_runs": wandb.Histogram(epsilon)}
         pictures = [path for path in self.history.figures if path.suffix == ".png"]
         if pictures:
             sent["posterior"] = wandb.Image(str(pictures[0]))
