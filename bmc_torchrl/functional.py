@@ -169,12 +169,16 @@ class Moments(NamedTuple):
         return self.m2 / (self.num - 1).clamp(min=1)
 
 
-def welford_update(moments: Moments, observation: Tensor) -> Moments:
-    """`moments` after one more observation (Welford 1962)."""
-    count = moments.num + 1
-    deviation = observation - moments.mean
-    mean = moments.mean + deviation / count
-    return Moments(count, mean, moments.m2 + deviation * (observation - mean))
+def welford_update(moments: Moments, observation: Tensor, taken: Tensor | None = None) -> Moments:
+    """`moments` after one more observation (Welford 1962), unchanged where not `taken`."""
+    if taken is None:
+        taken = torch.ones_like(moments.num, dtype=torch.bool)
+    count = moments.num + taken
+    deviation = torch.where(taken, observation - moments.mean, 0.0)
+    step = deviation / count.clamp(min=1)
+    return Moments(
+        count, moments.mean + step, torch.addcmul(moments.m2, deviation, deviation - step)
+    )
 
 
 def welford_merge(first: Moments, second: Moments) -> Moments:
@@ -191,9 +195,9 @@ def precision_posterior(
     moments: Moments, mu0: float, tau0: float, a0: float, b0: float
 ) -> tuple[Tensor, Tensor]:
     r"""Gamma posterior :math:`(a, b)` of the returns' precision ([GSL19], Eq. (9))."""
-    count = moments.num
-    shift = tau0 / (tau0 + count) * (moments.mean - mu0) ** 2
-    return a0 + count / 2, b0 + count / 2 * (moments.variance + shift)
+    half = moments.num / 2
+    shift = (moments.mean - mu0) ** 2 * tau0 / (tau0 + moments.num)
+    return a0 + half, b0 + half * (moments.variance + shift)
 
 
 def student_t_log_evidence_ratio(
@@ -217,8 +221,8 @@ def student_t_log_evidence_ratio(
     total = alpha + beta
     smaller, tau = torch.minimum(alpha, beta) / total, (beta - alpha) / total
     squared = gap**2
-    ratio = torch.log1p(tau.abs() * squared / (2 * b + smaller**2 * squared))
-    return -(a + 0.5) * torch.copysign(ratio, tau)
+    ratio = torch.log1p(tau.abs() * squared / torch.add(smaller**2 * squared, b, alpha=2))
+    return (-0.5 - a) * torch.copysign(ratio, tau)
 
 
 def gaussian_log_evidence_ratio(
@@ -240,12 +244,11 @@ def beta_moment_match(
     :math:`\mathrm{Beta}(\alpha + 1, \beta)`, "uniform was right" with probability :math:`p`, and
     :math:`\mathrm{Beta}(\alpha, \beta + 1)`, "greedy was right" with :math:`q = 1 - p`. The Beta
     returned has the mixture's mean and variance ([GSL19], Eqs. (12)–(16)). Solved for the change,
-    they read
+    with :math:`u = \alpha e^U` and :math:`g = \beta e^Q`, they read
 
-    .. math:: \alpha' = \alpha - \frac{p\,(\alpha + 1)\,d}{D}, \quad
-              \beta' = \beta + \frac{q\,(\beta + 1)\,d}{D}, \quad
-              d = \alpha\beta\,\frac{e^Q - e^U}{\alpha e^U + \beta e^Q}, \quad
-              D = (\alpha + p)(\beta + q) + p q (\alpha + \beta + 1).
+    .. math:: \alpha' = \alpha - u\,(\alpha + 1)\,c, \quad \beta' = \beta + g\,(\beta + 1)\,c, \quad
+              c = \frac{\alpha\beta\,(e^Q - e^U)}
+                       {(\alpha(u+g) + u)(\beta(u+g) + g) + u g\,(\alpha + \beta + 1)}.
 
     Equal evidence changes nothing, and evidence for "greedy" never raises :math:`\alpha` nor lowers
     :math:`\beta`, to the last bit. Neither weight ever halves, so the subtraction is safe.
@@ -255,15 +258,15 @@ def beta_moment_match(
         beta: ``[*batch]``.
         log_evidence_ratio: :math:`\log e^U - \log e^Q`, ``[*batch]``.
     """
-    weaker = torch.exp(-log_evidence_ratio.abs())
-    one = torch.ones_like(weaker)
-    e_u = torch.where(log_evidence_ratio < 0, weaker, one)
-    e_q = torch.where(log_evidence_ratio < 0, one, weaker)
-    evidence = alpha * e_u + beta * e_q
-    p, q = alpha * e_u / evidence, beta * e_q / evidence
-    d = alpha * beta * (e_q - e_u) / evidence
-    change = d / ((alpha + p) * (beta + q) + p * q * (alpha + beta + 1))
-    return alpha - p * (alpha + 1) * change, beta + q * (beta + 1) * change
+    e_u, e_q = log_evidence_ratio.clamp(max=0).exp(), (-log_evidence_ratio).clamp(max=0).exp()
+    u, g = alpha * e_u, beta * e_q
+    evidence = u + g
+    spread = torch.addcmul(u, alpha, evidence) * torch.addcmul(g, beta, evidence)
+    c = alpha * beta * (e_q - e_u) / torch.addcmul(spread, u * g, alpha + beta + 1)
+    return (
+        torch.addcmul(alpha, u * (alpha + 1), c, value=-1),
+        torch.addcmul(beta, g * (beta + 1), c),
+    )
 
 
 def beta_quantile(alpha: Tensor, beta: Tensor, probability: float) -> Tensor:

@@ -178,8 +178,8 @@ def test_equal_evidence_teaches_nothing(alpha, beta):
 @given(alpha=shapes, beta=shapes, ratio=ratios)
 def test_no_weight_halves_or_gains_more_than_one_observation(alpha, beta, ratio):
     new_alpha, new_beta = fn.beta_moment_match(tensor(alpha), tensor(beta), tensor(ratio))
-    assert alpha / 2 * (1 - 1e-15) <= new_alpha <= alpha + 1
-    assert beta / 2 * (1 - 1e-15) <= new_beta <= beta + 1
+    assert alpha / 2 * (1 - 1e-15) <= new_alpha <= (alpha + 1) * (1 + 1e-15)
+    assert beta / 2 * (1 - 1e-15) <= new_beta <= (beta + 1) * (1 + 1e-15)
     assert 0 < new_alpha / (new_alpha + new_beta) < 1
 
 

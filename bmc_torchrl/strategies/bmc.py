@@ -51,22 +51,29 @@ def bmc_step(
         The posterior after the transition, unchanged where not `taken` or where a return is not
         finite; and the log evidence ratio, zero there.
     """
-    taken = taken & _usable(greedy_return, uniform_return)
+    learns = taken & _usable(greedy_return, uniform_return)
+    return _learn_where(learns, posterior, greedy_return, uniform_return, likelihood)
+
+
+def _learn_where(
+    learns: Tensor,
+    posterior: BMCPosterior,
+    greedy_return: Tensor,
+    uniform_return: Tensor,
+    likelihood: Likelihood,
+) -> tuple[BMCPosterior, Tensor]:
     alpha, beta = posterior.alpha, posterior.beta
+    # Without a gap the evidence is equal, and equal evidence changes nothing.
+    gap = torch.where(learns, greedy_return - uniform_return, 0.0)
     observed = mixture_return(greedy_return, uniform_return, alpha / (alpha + beta))
-    moments = welford_update(Moments(*posterior[2:]), observed)
-    gap = greedy_return - uniform_return
+    moments = welford_update(Moments(*posterior[2:]), observed, learns)
     ratio = likelihood.log_evidence_ratio(gap, alpha, beta, moments)
-    updated = BMCPosterior(*beta_moment_match(alpha, beta, ratio), *moments)
-    kept = BMCPosterior(
-        *(torch.where(taken, new, old) for new, old in zip(updated, posterior, strict=True))
-    )
-    return kept, torch.where(taken, ratio, torch.zeros_like(ratio))
+    return BMCPosterior(*beta_moment_match(alpha, beta, ratio), *moments), ratio
 
 
 def _usable(greedy_return: Tensor, uniform_return: Tensor) -> Tensor:
     """Where both returns are numbers whose squares can be summed for ever."""
-    return (greedy_return.abs() < LARGEST_RETURN) & (uniform_return.abs() < LARGEST_RETURN)
+    return torch.maximum(greedy_return.abs(), uniform_return.abs()) < LARGEST_RETURN
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -237,13 +244,14 @@ class BMCEpsilon(EpsilonStrategy):
         return tuple(self._steps(transition, column) for column in columns)
 
     def _learn(self, *columns: Tensor) -> None:
-        greedy, uniform, taken = columns[:3]
-        self.skipped += (taken & ~_usable(greedy, uniform)).sum(0)
-        if not self.offline and self.num_states is None:
-            self._walk(*columns)
-        else:
-            for column in zip(*(column.unbind(0) for column in columns), strict=True):
-                self._step(*column)
+        greedy, uniform, taken, *more = columns
+        learns = taken & _usable(greedy, uniform)
+        self.skipped += (taken ^ learns).sum(0)
+        if not more:
+            self._walk(learns, greedy, uniform)
+            return
+        for column in zip(*(c.unbind(0) for c in (learns, greedy, uniform, *more)), strict=True):
+            self._step(*column)
 
     def _return(self, transition: TensorDictBase, key: NestedKey) -> Tensor:
         value = self._entry(transition, key)
@@ -264,7 +272,7 @@ class BMCEpsilon(EpsilonStrategy):
             )
         return self._done(transition)
 
-    def _walk(self, greedy: Tensor, uniform: Tensor, taken: Tensor) -> None:
+    def _walk(self, learns: Tensor, greedy: Tensor, uniform: Tensor) -> None:
         """Every step of ``[steps, *batch_shape]``; one loop in the graph when compiled."""
         posterior, steps = self._posterior(), len(greedy)
         if steps > 1 and torch.compiler.is_compiling():
@@ -272,25 +280,25 @@ class BMCEpsilon(EpsilonStrategy):
             def body(
                 carry: tuple[Tensor, ...], step: tuple[Tensor, ...]
             ) -> tuple[tuple[Tensor, ...], Tensor]:
-                greedy, uniform, taken = step
+                learns, greedy, uniform = step
                 before = BMCPosterior(*carry)
-                updated, ratio = bmc_step(before, greedy, uniform, taken, self.likelihood)
+                updated, ratio = _learn_where(learns, before, greedy, uniform, self.likelihood)
                 return tuple(updated), ratio
 
             carry, ratios = scan(
-                body, tuple(x.clone() for x in posterior), (greedy, uniform, taken)
+                body, tuple(x.clone() for x in posterior), (learns, greedy, uniform)
             )
             result, ratio = BMCPosterior(*carry), ratios[-1]
         else:
             result, ratio = posterior, self.log_evidence_ratio
-            for g, u, t in zip(greedy.unbind(0), uniform.unbind(0), taken.unbind(0), strict=True):
-                result, ratio = bmc_step(result, g, u, t, self.likelihood)
+            for which, g, u in zip(*(x.unbind(0) for x in (learns, greedy, uniform)), strict=True):
+                result, ratio = _learn_where(which, result, g, u, self.likelihood)
         for buffer, value in zip(posterior, result, strict=True):
             buffer.copy_(value)
         self.log_evidence_ratio.copy_(ratio)
 
     def _step(
-        self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
+        self, learns: Tensor, greedy: Tensor, uniform: Tensor, *state_and_done: Tensor
     ) -> None:
         """One step with a posterior per state, or held until the episode ends."""
         buffers, rest = self._posterior(), list(state_and_done)
@@ -299,7 +307,7 @@ class BMCEpsilon(EpsilonStrategy):
         else:
             index = rest.pop(0)
             before = BMCPosterior(*(gather_state(buffer, index) for buffer in buffers))
-        after, ratio = bmc_step(before, greedy, uniform, taken, self.likelihood)
+        after, ratio = _learn_where(learns, before, greedy, uniform, self.likelihood)
         for buffer, value in zip(buffers, after, strict=True):
             if index is None:
                 buffer.copy_(value)
