@@ -67,12 +67,16 @@ def build(cfg: DictConfig) -> tuple[EpsilonGreedyLearner, TransitionStream, Gree
     stream = TransitionStream(
         env, learner.policy, chunk_steps=cfg.trainer.chunk_steps, num_chunks=chunks
     )
+    all_end_with_a_chunk = (
+        cfg.domain.shortest_episode == cfg.domain.max_steps
+        and cfg.domain.max_steps % cfg.trainer.chunk_steps == 0
+    )
     evaluation = GreedyEvaluation(
         make_env(batch_size=[runs, cfg.domain.tests], **options),
         gamma=cfg.gamma,
         max_steps=cfg.domain.max_steps,
         seed=cfg.seed + 1,
-        snapshot=cfg.domain.shortest_episode < cfg.domain.max_steps,
+        snapshot=not all_end_with_a_chunk,
     )
     return learner, stream, evaluation
 

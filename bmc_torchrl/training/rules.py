@@ -155,7 +155,8 @@ class PublishedDQN(LearningRule):
         kept = transition.select("action", self.feature_key, ("next", self.feature_key))
         kept.set(("next", "reward"), transition.get(("next", "reward")))
         kept.set(("next", "done"), transition.get(("next", "done")))
-        self.replay.extend(kept.unsqueeze(-1))
+        # Without a device, TorchRL keeps the cursor that it reads on the host.
+        self.replay.extend(kept.unsqueeze(-1).clear_device_())
         action = transition.get("action").unsqueeze(-1)
         features = transition.get(self.feature_key)
         loss = torch.zeros(transition.batch_size, device=action.device)
@@ -285,7 +286,7 @@ class LossRule(LearningRule):
     def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
         """See :class:`LearningRule`."""
         stored = transition if self.keys is None else transition.select(*self.keys)
-        self.replay.extend(stored.exclude("collector"))
+        self.replay.extend(stored.exclude("collector").clear_device_())
         loss = torch.zeros(transition.batch_size, device=transition.device)
         learns = len(self.replay) >= self.warmup
         if learns:
@@ -294,10 +295,10 @@ class LossRule(LearningRule):
         transition.set("loss", loss)
         if value_change:
             action = transition.get("action")
-            before = _chosen(transition.get("action_value"), action)
+            before = self._chosen(transition.get("action_value"), action)
             with torch.no_grad():
                 inputs = transition.select(*self.in_keys)
-                after = _chosen(self.q_actor(inputs).get("action_value"), action)
+                after = self._chosen(self.q_actor(inputs).get("action_value"), action)
             transition.set("value_change", after - before if learns else torch.zeros_like(before))
 
     def compile_learning(self, **options: Any) -> None:
@@ -323,8 +324,16 @@ class LossRule(LearningRule):
             self.replay.update_tensordict_priority(batch)
         return loss
 
+    def _chosen(self, action_value: Tensor, action: Tensor) -> Tensor:
+        """Q of the chosen action, C51's atoms reduced over their support."""
+        supports = (getattr(part, "support", None) for part in self.q_actor.modules())
+        support = next((found for found in supports if found is not None), None)
+        if support is not None:
+            action_value = (action_value.exp() * support.unsqueeze(-1)).sum(-2)
+        return _entry(action_value, action)
 
-def _chosen(action_value: Tensor, action: Tensor) -> Tensor:
+
+def _entry(action_value: Tensor, action: Tensor) -> Tensor:
     if action.ndim == action_value.ndim:
         return (action_value * action).sum(-1)
     return action_value.gather(-1, action.unsqueeze(-1)).squeeze(-1)
