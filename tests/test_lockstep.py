@@ -20,8 +20,9 @@ from bmc_torchrl.fitting import adam_state, fit_minibatch
 from bmc_torchrl.functional import mixture_return
 from bmc_torchrl.lockstep import DQNDraws, DQNLockstep, TabularDraws, TabularLockstep
 from bmc_torchrl.lockstep.domains import Noise
+from bmc_torchrl.lockstep.sampling import sampled_rows
 from bmc_torchrl.objectives import tabular_update
-from bmc_torchrl.replay import run_replay_buffer
+from bmc_torchrl.replay import distinct_indices, run_replay_buffer
 from bmc_torchrl.strategies import (
     BMCEpsilon,
     ConstantEpsilon,
@@ -161,7 +162,7 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
     reference = ReferenceDQN(domain, STRATEGIES[strategy](engine.domain, RUNS), l2=l2)
     key = "physics" if domain == "cart" else "state"
     engine.state.copy_(reference.carrier[key])
-    engine.value.copy_(reference.actor(reference.carrier.clone())["action_value"])
+    engine.value.copy_(reference.actor(reference.carrier.clone())["action_value"].detach())
     for time in range(steps):
         draws: list[Tensor] = []
         with recorded_draws(draws):
@@ -263,3 +264,131 @@ def test_expected_sarsa_follows_the_library_modules(
     domain: str, strategy: str, next_action: str
 ) -> None:
     compare_tabular(domain, strategy, steps=40, next_action=next_action)
+
+
+MAKERS: dict[str, Any] = {"dqn": make_dqn, "sarsa": make_tabular}
+
+
+def run_to_end(engine: Any, chunk: int = 100) -> Any:
+    while not engine.finished:
+        engine.advance(chunk)
+    return engine
+
+
+def results(engine: Any) -> Tensor:
+    return torch.stack([engine.steps, engine.returns, engine.epsilons])
+
+
+@pytest.mark.parametrize("learner", MAKERS)
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_every_lane_gets_its_episodes_and_their_tests(domain: str, learner: str) -> None:
+    engine = run_to_end(MAKERS[learner](domain, "bmc", episodes=3, tests=2))
+    assert (engine.episodes_done == 3).all()
+    assert results(engine).isfinite().all()
+    assert (engine.steps <= 12).all()
+
+
+@pytest.mark.parametrize("learner", MAKERS)
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_resuming_changes_no_bit(domain: str, learner: str, tmp_path: Any) -> None:
+    options = {"episodes": 6, "tests": 2, "test_slots": 3}
+    engine = MAKERS[learner](domain, "stacked", **options)
+    engine.advance(16)
+    engine.advance(15)
+    torch.save(engine.state_dict(), tmp_path / "state.pt")
+    engine.advance(17)
+    other = MAKERS[learner](domain, "stacked", **{**options, "seed": 99})
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    other.advance(17)
+    run_to_end(engine, 100), run_to_end(other, 7)
+    assert torch.equal(results(engine), results(other))
+    for name, buffer in engine.strategy.state_dict().items():
+        assert torch.equal(buffer, other.strategy.state_dict()[name])
+
+
+@pytest.mark.parametrize("learner", MAKERS)
+def test_lanes_do_not_touch_each_other(learner: str) -> None:
+    first, second = (MAKERS[learner]("grid", "bmc", episodes=8) for _ in range(2))
+    values = second.flat if learner == "dqn" else second.table
+    values[2] *= -2.0
+    if learner == "sarsa":
+        second.greedy.copy_(second.table.argmax(-1))
+    run_to_end(first), run_to_end(second)
+    same = (results(first) == results(second)).flatten(2).all(-1).all(0)
+    assert same.tolist() == [True, True, False, True]
+
+
+def test_blocks_and_compaction_change_no_result() -> None:
+    whole = run_to_end(make_dqn("grid", "geometric", runs=6, episodes=9, block=6))
+    blocks = make_dqn("grid", "geometric", runs=6, episodes=9, block=2)
+    left = set()
+    while not blocks.finished:
+        blocks.advance(5)
+        left.add(blocks.blocks)
+    assert left == {1, 2, 3}
+    torch.testing.assert_close(results(whole), results(blocks), rtol=1e-5, atol=1e-6)
+    networks = [make_network(make_env("grid", 6), 6) for _ in range(2)]
+    whole.export(networks[0]), blocks.export(networks[1])
+    for ours, theirs in zip(*(network.parameters() for network in networks), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("learner", MAKERS)
+def test_grid_tests_are_greedy_episodes_of_the_q_after_the_episode(learner: str) -> None:
+    engine = MAKERS[learner]("grid", "constant", episodes=1)
+    run_to_end(engine, chunk=1)
+    env = make_env("grid", observation="encoded")
+    q = make_network(env) if learner == "dqn" else make_table(env)
+    if learner == "dqn":
+        engine.network.unpack(engine.snapshot[engine._slots()], q)
+        actor = q_actor(q, 4, in_key="observation")
+    else:
+        engine.export(q)
+        actor = q_actor(q, 4)
+    with torch.no_grad():
+        episode = env.rollout(12, actor, break_when_any_done=False)
+    for lane in range(RUNS):
+        done = episode["next", "done"][lane].squeeze(-1)
+        length = int(done.int().argmax()) + 1
+        rewards = episode["next", "reward"][lane, :length].squeeze(-1)
+        expected = (rewards * 0.9 ** torch.arange(length)).sum()
+        assert engine.steps[lane, 0] == length
+        torch.testing.assert_close(engine.returns[lane, 0].float(), expected)
+
+
+def test_frozen_lanes_repeat_their_last_results() -> None:
+    """Supply-chain never ends by itself, so every test is perfect."""
+    engine = run_to_end(
+        make_tabular("supply", "geometric", episodes=9, tests=2, stop_after_perfect_tests=4)
+    )
+    assert torch.equal(engine.epsilons[:, 3:], engine.epsilons[:, 3:4].expand(-1, 6))
+    assert torch.equal(engine.returns[:, 3:], engine.returns[:, 3:4].expand(-1, 6))
+    assert (engine.epsilons[:, 2] != engine.epsilons[:, 3]).all()
+    assert (engine.steps == 12).all()
+
+
+@pytest.mark.parametrize("learner", MAKERS)
+def test_the_logged_epsilon_is_the_mean_over_the_episode(learner: str) -> None:
+    engine = run_to_end(MAKERS[learner]("supply", "geometric", episodes=3))
+    expected = 0.5 * 0.8 ** torch.arange(3.0).expand(RUNS, -1).double()
+    torch.testing.assert_close(engine.epsilons, expected, rtol=1e-6, atol=0)
+
+
+def test_sampled_rows_are_those_of_the_replay_sampler() -> None:
+    uniform, filled = torch.rand(5, 7, 6, dtype=torch.float64), torch.arange(6, 11)
+    expected = [distinct_indices(u, int(n)) for u, n in zip(uniform, filled, strict=True)]
+    assert torch.equal(sampled_rows(uniform, filled), torch.stack(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_compiled_dqn_follows_the_library_modules(domain: str) -> None:
+    compare_dqn(domain, "stacked", steps=30, compiled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_compiled_expected_sarsa_follows_the_library_modules(domain: str) -> None:
+    compare_tabular(domain, "stacked", steps=30, compiled=True)

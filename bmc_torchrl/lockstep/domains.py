@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,9 +65,9 @@ class LaneDomain(ABC):
 
     def draw(self, shape: Sequence[int], generator: torch.Generator) -> Noise:
         """Fresh uniforms ``[*shape, n]``."""
-        options = {"device": self.device, "generator": generator}
-        demand = torch.rand(*shape, self.demands, dtype=torch.float64, **options)
-        return Noise(demand, torch.rand(*shape, self.resets, **options))
+        options: dict[str, Any] = {"device": self.device, "generator": generator}
+        demand = torch.rand((*shape, self.demands), dtype=torch.float64, **options)
+        return Noise(demand, torch.rand((*shape, self.resets), **options))
 
     def transition_noise(self, uniform: Tensor) -> Tensor:
         """What :meth:`step` is given instead of the uniforms."""
@@ -118,7 +118,7 @@ class GridLanes(LaneDomain):
     def __init__(self, env: SubgoalGridEnv) -> None:
         super().__init__(env)
         self.start_state: int = env.grid.start_state
-        self.shortest_episode = min(len(env.grid.goals), env.max_steps)
+        self.shortest_episode = min(len(env.grid.goals), self.max_steps)
         self.next_state: Tensor = env.next_state_table
         self.reward: Tensor = env.reward_table
         self.terminated: Tensor = env.terminated_table
@@ -176,7 +176,7 @@ class SupplyChainLanes(LaneDomain):
         self.start_state = 0
         for stock, size in zip(env.network.initial_stocks, env.sizes, strict=True):
             self.start_state = self.start_state * size + stock
-        self.shortest_episode = env.max_steps or 1
+        self.shortest_episode = self.max_steps
 
     def transition_noise(self, uniform: Tensor) -> Tensor:
         demand: Tensor = self.env.demand(uniform)

@@ -11,7 +11,13 @@ from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.functional import epsilon_greedy_action
 from bmc_torchrl.lockstep.domains import Noise
 from bmc_torchrl.lockstep.engine import Lockstep
-from bmc_torchrl.lockstep.network import FlatNetwork, Minibatch, adam_rates, fit
+from bmc_torchrl.lockstep.network import (
+    FlatNetwork,
+    Minibatch,
+    adam_rates,
+    fit,
+    network_widths,
+)
 from bmc_torchrl.lockstep.sampling import sampled_rows
 from bmc_torchrl.strategies import EpsilonStrategy
 from bmc_torchrl.values import QNetwork
@@ -96,7 +102,7 @@ class DQNLockstep(Lockstep):
 
     def _make_networks(self, network: QNetwork) -> None:
         domain = self.domain
-        widths = (network.in_features, *(layer.out_features for layer in network.layers))
+        widths = network_widths(network)
         if network.state_value is not None or network.run_shape != (self.runs,):
             raise ValueError(f"network must have runs={self.runs} and no dueling head.")
         if (widths[0], widths[-1]) != (domain.num_features, domain.num_actions):
@@ -123,7 +129,7 @@ class DQNLockstep(Lockstep):
 
     def draw(self, steps: int) -> DQNDraws:
         """Fresh uniforms of `steps` vector steps."""
-        options = {"device": self.device, "generator": self.generator}
+        options: dict[str, Any] = {"device": self.device, "generator": self.generator}
         act = torch.rand(steps, 2, self.runs, **options)
         noise = self.domain.draw([steps, self.runs], self.generator)
         sample = torch.rand(steps, self.runs, self.batch_size, dtype=torch.float64, **options)
@@ -221,7 +227,7 @@ class DQNLockstep(Lockstep):
 
     def _minibatch(self, rows: Tensor) -> Minibatch:
         width = self.domain.record_width
-        before, after, reward, action, flags = rows.split([width, width, 1, 1, 1], -1)
+        before, after, reward, action, flags = torch.split(rows, [width, width, 1, 1, 1], -1)
         state = self.domain.restore(torch.cat([before, after], 1))
         inputs = self._inputs(state)
         count = rows.shape[1]
@@ -237,7 +243,7 @@ class DQNLockstep(Lockstep):
     def _reflect_step(self, index: Tensor | None, epsilon: Tensor, seen: Tensor) -> Tensor:
         """Steps 3, 5 and 6. Returns the lanes whose episode counts and has ended."""
         actions = self.domain.num_actions
-        next_value, value, change = self.learned.split([actions, actions, 1], -1)
+        next_value, value, change = torch.split(self.learned, [actions, actions, 1], -1)
         reward, flags = seen[:, -3], seen[:, -1]
         done = flags > 0
         self._update_strategy(index, reward, flags > 1, done, next_value, change.squeeze(-1))

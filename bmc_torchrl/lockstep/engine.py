@@ -19,6 +19,9 @@ from bmc_torchrl.strategies import EpsilonStrategy
 
 __all__ = ["Lockstep"]
 
+LONGEST_CHUNK = 8
+"""Vector steps whose draws are made at once; no lane may end two episodes within them."""
+
 
 class Lockstep(ABC):
     """Many independent runs, stepped together; each resets, learns and is tested on its own.
@@ -75,6 +78,7 @@ class Lockstep(ABC):
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
         self.time = 0
+        self.chunk = min(self.domain.shortest_episode, LONGEST_CHUNK)
         self._make_results()
         self._make_lanes()
 
@@ -119,13 +123,16 @@ class Lockstep(ABC):
         return bool((self.episodes_done >= self.episodes).all())
 
     def advance(self, steps: int) -> None:
-        """Take `steps` vector steps and the tests that come due; stops early once finished."""
+        """Take `steps` vector steps and the tests that come due; stops early once finished.
+
+        Steps are rounded up to whole chunks, so results do not depend on how calls divide them.
+        """
         with torch.no_grad():
-            while steps > 0 and not self.finished:
-                chunk = min(steps, self.domain.shortest_episode, 32)
-                self._chunk(chunk)
-                self.time += chunk
-                steps -= chunk
+            for _ in range(0, steps, self.chunk):
+                if self.finished:
+                    return
+                self._chunk(self.chunk)
+                self.time += self.chunk
                 self._harvest()
 
     @abstractmethod

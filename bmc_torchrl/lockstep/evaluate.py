@@ -128,7 +128,7 @@ class GreedyTests:
             shape = (self.unroll * self.patience, *self.shape)
             uniform = self.domain.draw(shape, self.generator).transition
             noise = self.domain.transition_noise(uniform)
-            for now in noise.split(self.unroll):
+            for now in torch.split(noise, self.unroll):
                 self.rollout = self.advance(self.policy, self.rollout, now)
             outcomes += self._collect()
         return outcomes
@@ -143,7 +143,7 @@ class GreedyTests:
         slots = torch.tensor(free, device=policies.device)
         self.policy[slots] = policies[: len(free)]
         reset = self.domain.draw((len(free), self.shape[1]), self.generator).reset
-        fresh = (self.domain.start(reset), True, 0.0, 0.0, 1.0)
+        fresh: tuple[Any, ...] = (self.domain.start(reset), True, 0.0, 0.0, 1.0)
         for tensor, value in zip(self.rollout, fresh, strict=True):
             tensor[slots] = value
         for slot in free:

@@ -14,9 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bmc_torchrl.values import QNetwork
+from bmc_torchrl.values import QNetwork, RunLinear
 
-__all__ = ["FlatNetwork", "Minibatch", "adam", "fit", "fixed_targets"]
+__all__ = [
+    "FlatNetwork",
+    "Minibatch",
+    "adam",
+    "adam_rates",
+    "fit",
+    "fixed_targets",
+    "network_widths",
+]
 
 BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-7
 
@@ -55,7 +63,7 @@ class FlatNetwork:
         views, start = [], 0
         for depth, (fan_in, fan_out) in enumerate(self._layers):
             end = start + fan_in * fan_out
-            kernel = flat[:, start:end].unflatten(1, self._kernel_shape(depth))
+            kernel = flat[:, start:end].view(-1, *self._kernel_shape(depth))
             views.append((kernel, flat[:, end : end + fan_out].unsqueeze(-1)))
             start = end + fan_out
         return views
@@ -63,7 +71,7 @@ class FlatNetwork:
     def pack(self, network: QNetwork) -> Tensor:
         """The parameters of `network`, whose runs are the lanes, as a flat tensor."""
         parts = []
-        for depth, layer in enumerate(network.layers):
+        for depth, layer in enumerate(_layers_of(network)):
             weight, bias = layer.weight.detach(), layer.bias.detach()
             weight = weight.reshape(-1, *weight.shape[-2:])
             kernel = weight if self.embedded and depth == 0 else weight.mT
@@ -74,7 +82,7 @@ class FlatNetwork:
     def unpack(self, flat: Tensor, network: QNetwork) -> None:
         """Write `flat` into the parameters of `network`."""
         for depth, (kernel, bias) in enumerate(self.layers(flat)):
-            layer = network.layers[depth]
+            layer = _layers_of(network)[depth]
             weight = kernel if self.embedded and depth == 0 else kernel.mT
             layer.weight.copy_(weight.reshape(layer.weight.shape))
             layer.bias.copy_(bias.reshape(layer.bias.shape))
@@ -132,6 +140,15 @@ class FlatNetwork:
                 gradient = torch.bmm(kernel.mT, gradient)
                 gradient = torch.where(below > 0, gradient, 0.0)
         return torch.cat(parts[::-1], 1)
+
+
+def network_widths(network: QNetwork) -> tuple[int, ...]:
+    """Widths of the input, the hidden layers and the output."""
+    return (network.in_features, *(layer.out_features for layer in _layers_of(network)))
+
+
+def _layers_of(network: QNetwork) -> list[RunLinear]:
+    return [layer for layer in network.layers if isinstance(layer, RunLinear)]
 
 
 def _summed_rows(kernel: Tensor, positions: Tensor) -> Tensor:
@@ -213,7 +230,7 @@ def fit(
     flat, mean, square = parameters
     count = batch.action.shape[-1]
     before = network.forward(flat, torch.cat([batch.inputs, extra], -1))
-    value, following, extra_value = before[-1].split([count, count, extra.shape[-1]], -1)
+    value, following, extra_value = torch.split(before[-1], [count, count, extra.shape[-1]], -1)
     actions = torch.arange(value.shape[1], device=value.device)
     taken = batch.action.unsqueeze(1) == actions.view(1, -1, 1)
     bootstrap = torch.where(batch.done, 0.0, following.amax(1))

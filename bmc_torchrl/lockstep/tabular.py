@@ -51,7 +51,7 @@ class TabularLockstep(Lockstep):
         decay: see `learning_rate`.
         floor: see `learning_rate`.
         next_action: draw a′ "before" learning, as the published experiments, or "after".
-        chunk: vector steps per compiled call.
+        unroll_steps: most vector steps per compiled call.
         **options: see :class:`Lockstep`.
 
     >>> from bmc_torchrl.envs import SubgoalGridEnv
@@ -76,7 +76,7 @@ class TabularLockstep(Lockstep):
         decay: float = 1.0,
         floor: float = 0.0,
         next_action: Literal["before", "after"] = "before",
-        chunk: int = 4,
+        unroll_steps: int = 4,
         test_slots: int = 1024,
         unroll: int = 10,
         **options: Any,
@@ -92,7 +92,8 @@ class TabularLockstep(Lockstep):
             raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
         self.learning_rate, self.decay, self.floor = learning_rate, decay, floor
         self.before = next_action == "before"
-        self.chunk = min(chunk, self.domain.shortest_episode)
+        steps = range(1, min(unroll_steps, self.chunk) + 1)
+        self.unroll_steps = max(n for n in steps if self.chunk % n == 0)
         self.table = table.weight.detach().to(self.device).clone()
         small = torch.uint8 if actions <= 256 else torch.int64
         self.greedy = self.table.argmax(-1).to(small)
@@ -104,20 +105,17 @@ class TabularLockstep(Lockstep):
 
     def draw(self, steps: int) -> TabularDraws:
         """Fresh uniforms of `steps` vector steps."""
-        options = {"device": self.device, "generator": self.generator}
-        act = torch.rand(steps, 2, self.runs, **options)
+        options: dict[str, Any] = {"device": self.device, "generator": self.generator}
+        act = torch.rand((steps, 2, self.runs), **options)
         noise = self.domain.draw([steps, self.runs], self.generator)
-        return TabularDraws(act, noise, torch.rand(steps, 2, self.runs, **options))
+        return TabularDraws(act, noise, torch.rand((steps, 2, self.runs), **options))
 
     def _chunk(self, steps: int) -> None:
         draws = self.draw(steps)
         noise = self.domain.transition_noise(draws.noise.transition)
         columns = (draws.act, noise, draws.noise.reset, draws.act_next)
-        whole = steps - steps % self.chunk
-        for start in range(0, whole, self.chunk):
-            self._steps(*(x[start : start + self.chunk] for x in columns))
-        for start in range(whole, steps):
-            self._vector_steps(*(x[start : start + 1] for x in columns))
+        for parts in zip(*(torch.split(x, self.unroll_steps) for x in columns), strict=True):
+            self._steps(*parts)
 
     def vector_steps(self, draws: TabularDraws) -> None:
         """Step every lane as often as there are draws, in one compiled call."""
