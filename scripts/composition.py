@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from bmc_torchrl import EpsilonStrategy, StackedEpsilon
 from bmc_torchrl.lockstep import engines
+from bmc_torchrl.training.settings import chosen_strategies
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -35,6 +36,16 @@ def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> Epsilo
     return parts[0] if len(parts) == 1 else StackedEpsilon(parts)
 
 
+def _kind(cfg: DictConfig) -> str:
+    return str(cfg.learner._target_).rsplit(".", 1)[-1]
+
+
+def has_engine(cfg: DictConfig) -> bool:
+    """Whether there is a lockstep engine for the settings' learner and strategies."""
+    families = {entry.family for entry in chosen_strategies(cfg)}
+    return _kind(cfg) in engines.__all__ and "linear" not in families
+
+
 def build_engine(
     cfg: DictConfig,
     strategy: EpsilonStrategy,
@@ -45,8 +56,8 @@ def build_engine(
     threads: int | None = None,
 ) -> engines.Engine:
     """The lockstep engine of the settings' learner."""
-    kind = cfg.learner._target_.rsplit(".", 1)[-1]
-    if not hasattr(engines, kind):
+    kind = _kind(cfg)
+    if not has_engine(cfg):
         raise ValueError(f"learner={kind} has no lockstep engine; use engine=torchrl.")
     runs = strategy.batch_shape.numel()
     env = instantiate(cfg.domain.env)(batch_size=[runs], device=device, observation=cfg.observation)

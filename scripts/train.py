@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from bmc_torchrl import AdaptiveEGreedyModule, OneStepReturns, StackedEpsilon
+sys.path.insert(0, str(Path(__file__).parent))
+from composition import build_engine, build_strategy, has_engine
+
+from bmc_torchrl import AdaptiveEGreedyModule, OneStepReturns
+from bmc_torchrl.lockstep.learner import ChunkStream, LockstepLearner
 from bmc_torchrl.training import (
     AtomicCheckpoint,
     EpisodeProgress,
@@ -26,27 +31,54 @@ from bmc_torchrl.training import (
     StopAfterPerfectTests,
     TransitionStream,
 )
+from bmc_torchrl.training.recorded import RecordedLearner
 from bmc_torchrl.training.reporting import report
 from bmc_torchrl.training.settings import check_settings, chosen_device, chosen_strategies
 from bmc_torchrl.training.stream import seed_everything
 from bmc_torchrl.training.tracking import PosteriorHistory, WandbReport
 
+Job = tuple[RecordedLearner, TransitionStream | ChunkStream, list[Any]]
 
-def build(cfg: DictConfig) -> tuple[EpsilonGreedyLearner, TransitionStream, GreedyEvaluation]:
+
+def uses_lockstep(cfg: DictConfig) -> bool:
+    """Whether the lockstep engine is asked for, or chooses itself."""
+    if cfg.engine != "auto":
+        return bool(cfg.engine == "lockstep")
+    one_device = cfg.trainer.lightning.devices == 1
+    return bool(cfg.domain.native and cfg.runs > 1 and has_engine(cfg) and one_device)
+
+
+def build(cfg: DictConfig) -> Job:
+    """The learner, what it iterates over, and the callbacks of its own."""
+    seed_everything(cfg.seed)
+    return build_lockstep(cfg) if uses_lockstep(cfg) else build_torchrl(cfg)
+
+
+def build_lockstep(cfg: DictConfig) -> Job:
+    entries = chosen_strategies(cfg)
+    strategy = build_strategy(cfg, entries, cfg.runs)
+    device = chosen_device(cfg.device)
+    engine = build_engine(cfg, strategy.to(device), device=device, seed=cfg.seed)
+    learner = LockstepLearner(
+        engine,
+        strategy,
+        runs=cfg.runs * len(entries),
+        episodes=cfg.episodes,
+        log_every_n_chunks=1,
+    )
+    steps = cfg.trainer.lockstep_chunk_steps
+    chunks = -(-cfg.episodes * cfg.domain.max_steps // steps) + 1
+    return learner, ChunkStream(steps, chunks), []
+
+
+def build_torchrl(cfg: DictConfig) -> Job:
     device = chosen_device(cfg.device)
     entries = chosen_strategies(cfg)
     runs = cfg.runs * len(entries)
-    seed_everything(cfg.seed)
     make_env = instantiate(cfg.domain.env)
     options = {"device": device, "observation": cfg.observation}
     env = make_env(batch_size=[runs], **options)
-    parts = [
-        instantiate(
-            {**cfg.families.get(entry.family, {}), **entry.parameters}, batch_shape=[cfg.runs]
-        )
-        for entry in entries
-    ]
-    strategy = parts[0] if len(parts) == 1 else StackedEpsilon(parts)
+    strategy = build_strategy(cfg, entries, cfg.runs)
     q_actor, rule = instantiate(cfg.learner)(env, runs, cfg.gamma)
     masked = "terminated" if cfg.settings.mask_terminated else None
     learner = EpsilonGreedyLearner(
@@ -78,20 +110,19 @@ def build(cfg: DictConfig) -> tuple[EpsilonGreedyLearner, TransitionStream, Gree
         seed=cfg.seed + 1,
         snapshot=not all_end_with_a_chunk,
     )
-    return learner, stream, evaluation
+    stopping = []
+    if cfg.stop_after_perfect_tests is not None:
+        stopping = [StopAfterPerfectTests(cfg.stop_after_perfect_tests, cfg.domain.max_steps)]
+    return learner, stream, [evaluation, *stopping]
 
 
-def callbacks(cfg: DictConfig, evaluation: GreedyEvaluation, output: Path) -> list[Any]:
+def callbacks(cfg: DictConfig, own: list[Any], output: Path) -> list[Any]:
     labels = [entry.label for entry in chosen_strategies(cfg)]
     plain = OmegaConf.to_container(cfg, resolve=True)
     history = PosteriorHistory(output / "posterior", cfg.trainer.log_every_n_chunks)
     table = output / "table.parquet"
-    stopping = []
-    if cfg.stop_after_perfect_tests is not None:
-        stopping = [StopAfterPerfectTests(cfg.stop_after_perfect_tests, cfg.domain.max_steps)]
     return [
-        evaluation,
-        *stopping,
+        *own,
         history,
         ResultsTable(table, experiment=cfg.name, strategies=labels, config=plain, seed=cfg.seed),
         EpisodeProgress(),
@@ -102,9 +133,9 @@ def callbacks(cfg: DictConfig, evaluation: GreedyEvaluation, output: Path) -> li
 
 def fit(
     cfg: DictConfig,
-    learner: EpsilonGreedyLearner,
-    stream: TransitionStream,
-    evaluation: GreedyEvaluation,
+    learner: RecordedLearner,
+    stream: TransitionStream | ChunkStream,
+    own: list[Any],
 ) -> L.Trainer:
     torch.set_num_threads(cfg.trainer.threads)
     device, output = chosen_device(cfg.device), Path(cfg.output)
@@ -117,7 +148,7 @@ def fit(
         warnings.filterwarnings("ignore", module="lightning")
         make_trainer = instantiate(cfg.trainer.lightning, _partial_=True, **placed)
         trainer: L.Trainer = make_trainer(
-            logger=instantiate(cfg.logger), callbacks=callbacks(cfg, evaluation, output)
+            logger=instantiate(cfg.logger), callbacks=callbacks(cfg, own, output)
         )
         for logger in trainer.loggers:
             logger.log_hyperparams(OmegaConf.to_container(cfg, resolve=True))

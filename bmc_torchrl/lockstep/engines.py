@@ -52,6 +52,10 @@ class Engine(Protocol):
         """Take up to `steps` steps of every run, and the tests that come due."""
         ...
 
+    def write_strategy(self, strategy: EpsilonStrategy, /) -> None:
+        """Give `strategy` what the runs have learned, if it has not got it yet."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on exactly from here."""
         ...

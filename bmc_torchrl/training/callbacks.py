@@ -20,6 +20,7 @@ from torchrl.envs import EnvBase
 from bmc_torchrl import results
 from bmc_torchrl.training.evaluation import greedy_tests
 from bmc_torchrl.training.learner import EpsilonGreedyLearner
+from bmc_torchrl.training.recorded import RecordedLearner
 
 __all__ = [
     "AtomicCheckpoint",
@@ -141,9 +142,9 @@ class ResultsTable(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the table, if every run has finished."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
-        if not trainer.is_global_zero or not bool(log.finished.all()):
+        if not trainer.is_global_zero or not pl_module.finished:
             return
         tables = (log.steps, log.returns, log.epsilons)
         shape = (len(self.strategies), -1, log.episodes)
@@ -192,7 +193,7 @@ class EpisodeProgress(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         self.bar = Progress(
             TextColumn("episodes {task.completed:.0f}/{task.total:.0f}"),
@@ -209,20 +210,20 @@ class EpisodeProgress(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Refresh, at most every half second."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         self.steps += pl_module.chunk_steps * pl_module.log_of_episodes.runs
         now = time.monotonic()
         if now - self.shown >= self.every_seconds:
             self.shown = now
             self._refresh(pl_module, now)
 
-    def _refresh(self, learner: EpsilonGreedyLearner, now: float) -> None:
+    def _refresh(self, learner: RecordedLearner, now: float) -> None:
         log = learner.log_of_episodes
         last = (log.done - 1).clamp(min=0).unsqueeze(-1)
         known = (
             f"test steps {float(log.steps.gather(-1, last).nanmean()):.1f}  "
             f"return {float(log.returns.gather(-1, last).nanmean()):.2f}  "
-            f"ε {float(learner.explore.eps.mean()):.4f}  "
+            f"ε {float(learner.strategy.eps.mean()):.4f}  "
             f"{self.steps / (now - self.began):,.0f} steps/s"
         )
         done = torch.where(log.stopped, log.episodes, log.done).sum()
@@ -231,7 +232,7 @@ class EpisodeProgress(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the final state."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         self._refresh(pl_module, time.monotonic())
         assert self.bar is not None
         self.bar.stop()

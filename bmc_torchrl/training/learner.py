@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import lightning as L  # noqa: N812
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
@@ -14,15 +13,15 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
-from bmc_torchrl.strategies import BMCEpsilon
-from bmc_torchrl.training.episodes import ACTIVE_KEY, EpisodeLog
+from bmc_torchrl.training.episodes import ACTIVE_KEY
 from bmc_torchrl.training.ranks import from_all_ranks, of_this_rank, world_size
+from bmc_torchrl.training.recorded import RecordedLearner
 from bmc_torchrl.training.rules import LearningRule
 
 __all__ = ["EpsilonGreedyLearner", "NextAction"]
 
 
-class EpsilonGreedyLearner(L.LightningModule):
+class EpsilonGreedyLearner(RecordedLearner):
     """Value-based learning with an ε-greedy policy whose ε adapts, for any number of runs.
 
     One ``training_step`` is a chunk of vector steps; Lightning's ``global_step`` counts chunks.
@@ -58,7 +57,9 @@ class EpsilonGreedyLearner(L.LightningModule):
         log_every_n_chunks: int = 10,
         compile: bool | dict[str, Any] = False,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            explore.strategy, runs=runs, episodes=episodes, log_every_n_chunks=log_every_n_chunks
+        )
         if next_action not in ("before", "after"):
             raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
         if next_action == "before" and not rule.on_policy:
@@ -66,15 +67,12 @@ class EpsilonGreedyLearner(L.LightningModule):
                 "next_action='before' is for on-policy rules such as TabularSarsa, not "
                 f"{type(rule).__name__}; use 'after', as the experiments named …_dqn do."
             )
-        self.automatic_optimization = False
         self.q_actor, self.explore, self.returns, self.rule = q_actor, explore, returns, rule
-        self.log_of_episodes = EpisodeLog(runs, episodes)
-        self.shared_posterior, self.log_every_n_chunks = shared_posterior, log_every_n_chunks
+        self.shared_posterior = shared_posterior
         self.needs_change = "value_change" in explore.strategy.in_keys
         acting = TensorDictSequential(q_actor, explore)
         self.next_action = NextAction(acting, runs) if next_action == "before" else None
         self.policy = acting if self.next_action is None else self.next_action
-        self.clock = torch.nn.Parameter(torch.zeros(0))
         self.step_hooks: list[Any] = []
         self._update_strategy = explore.update
         if compile:
@@ -88,10 +86,6 @@ class EpsilonGreedyLearner(L.LightningModule):
             if name != "clock"
         ]
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """A clock: Lightning counts its steps, one per chunk."""
-        return torch.optim.SGD([self.clock], lr=1.0)
-
     def training_step(self, chunk: Iterator[TensorDictBase], index: int) -> None:
         """Learn from a chunk of vector steps."""
         losses: list[Tensor] = []
@@ -100,11 +94,7 @@ class EpsilonGreedyLearner(L.LightningModule):
                 self.step(transition)
                 losses.append(transition.get("loss"))
         self.chunk_loss, self.chunk_steps = torch.stack(losses).mean(), len(losses)
-        clock = self.optimizers()
-        assert not isinstance(clock, list)
-        # A gradient of no elements: a gradient scaler refuses to step without any.
-        self.clock.grad = torch.zeros_like(self.clock)
-        clock.step()
+        self.count_chunk()
 
     @torch.no_grad()
     def step(self, transition: TensorDictBase) -> None:
@@ -138,15 +128,6 @@ class EpsilonGreedyLearner(L.LightningModule):
         result: TensorDictBase = torch.stack(gathered, -1)
         return result
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log what is known, and stop when every run has finished."""
-        finished = bool(self.log_of_episodes.finished.all())
-        finished = self.trainer.strategy.reduce_boolean_decision(finished, all=True)
-        if finished or self.global_step % self.log_every_n_chunks == 0:
-            self.log_dict(self.metrics(), batch_size=1)
-        if finished:
-            self.trainer.should_stop = True
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what every rank has of its own: posterior, replay, episodes."""
         if world_size() > 1:
@@ -158,28 +139,10 @@ class EpsilonGreedyLearner(L.LightningModule):
 
     def metrics(self) -> dict[str, Tensor]:
         """What is known so far, as tensors on the device."""
-        log, eps = self.log_of_episodes, self.explore.eps
-        last = (log.done - 1).clamp(min=0).unsqueeze(-1)
-        found = {
+        return super().metrics() | {
             "train/loss": self.chunk_loss,
-            "train/return": log.train_return.nanmean(),
-            "train/epsilon": eps.mean(),
-            "train/epsilon_min": eps.min(),
-            "train/epsilon_max": eps.max(),
-            "train/episodes": log.done.double().mean(),
-            "eval/steps": log.steps.gather(-1, last).nanmean(),
-            "eval/return": log.returns.gather(-1, last).nanmean(),
+            "train/return": self.log_of_episodes.train_return.nanmean(),
         }
-        for part in self.explore.strategy.modules():
-            if isinstance(part, BMCEpsilon):
-                found |= {
-                    "posterior/alpha": part.alpha.mean(),
-                    "posterior/beta": part.beta.mean(),
-                    "posterior/strength": (part.alpha + part.beta).mean(),
-                    "posterior/log_evidence_ratio": part.log_evidence_ratio.mean(),
-                    "posterior/return_variance": part.return_variance.mean(),
-                }
-        return found
 
 
 @contextmanager

@@ -13,12 +13,29 @@ from omegaconf.errors import OmegaConfBaseException
 __all__ = ["SettingsError", "check_settings", "chosen_device", "chosen_strategies"]
 
 
+LEAST = {
+    "runs": 1,
+    "episodes": 1,
+    "seed": 0,
+    "domain.max_steps": 1,
+    "domain.tests": 1,
+    "domain.shortest_episode": 1,
+    "trainer.chunk_steps": 1,
+    "trainer.log_every_n_chunks": 1,
+    "trainer.checkpoint_every_n_chunks": 0,
+    "trainer.threads": 1,
+}
+"""The integers among the settings, and the least that each may be."""
+
+
 class SettingsError(ValueError):
     """Settings that cannot be run; the message names the setting and the fix."""
 
 
 def _require_integer(settings: Mapping[str, Any], name: str, least: int) -> None:
-    value = settings[name]
+    value: Any = settings
+    for part in name.split("."):
+        value = value[part]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SettingsError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
@@ -30,10 +47,11 @@ def _require_choice(settings: Mapping[str, Any], name: str, choices: tuple[str, 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise :class:`SettingsError` for what cannot be run."""
-    for name, least in (("runs", 1), ("episodes", 1), ("seed", 0)):
+    _require_choice(settings, "protocol", ("published", "paper"))
+    _require_resolved(settings)
+    for name, least in LEAST.items():
         _require_integer(settings, name, least)
     _require_choice(settings, "engine", ("auto", "torchrl", "lockstep"))
-    _require_choice(settings, "protocol", ("published", "paper"))
     if settings["stop_after_perfect_tests"] is not None:
         _require_integer(settings, "stop_after_perfect_tests", 1)
     device = chosen_device(settings["device"])
@@ -44,7 +62,6 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             f"{settings['device']} is the CPU; use trainer=default."
         )
     chosen_strategies(settings)
-    _require_resolved(settings)
     if settings["engine"] == "lockstep" and not settings["domain"]["native"]:
         raise SettingsError(
             "engine=lockstep needs one of this package's own domains; use engine=torchrl."
@@ -58,8 +75,9 @@ def _require_resolved(settings: Mapping[str, Any]) -> None:
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise SettingsError(
-            f"{error.full_key} cannot be set ({reason}): experiments named …_sarsa go with "
-            "learner=expected_sarsa, those named …_dqn with the other learners."
+            f"{error.full_key} cannot be set ({reason}): the experiment is of another kind. Those "
+            "named …_sarsa go with learner=expected_sarsa, those named …_dqn with the other "
+            "learners, and cart_… with domain=cart_pole."
         ) from error
 
 

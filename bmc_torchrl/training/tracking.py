@@ -18,7 +18,7 @@ from wandb.sdk.lib.runid import generate_id
 from bmc_torchrl.plots import posterior_figure, save_figure
 from bmc_torchrl.results import load
 from bmc_torchrl.strategies import BMCEpsilon
-from bmc_torchrl.training.learner import EpsilonGreedyLearner
+from bmc_torchrl.training.recorded import RecordedLearner
 
 __all__ = [
     "ContinuedCSVLogger",
@@ -116,10 +116,10 @@ class PosteriorHistory(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Add a point."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         if trainer.global_step % self.every_n_chunks:
             return
-        for part in pl_module.explore.strategy.modules():
+        for part in pl_module.strategy.modules():
             if isinstance(part, BMCEpsilon):
                 episodes = pl_module.log_of_episodes.done.double().mean()
                 point = torch.stack([episodes, part.alpha.mean(), part.beta.mean()])
@@ -155,15 +155,15 @@ class WandbReport(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Send what the other callbacks wrote when training ended."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger) and trainer.is_global_zero:
                 self._send(logger, pl_module)
                 logger.experiment.finish()
 
-    def _send(self, logger: WandbLogger, learner: EpsilonGreedyLearner) -> None:
+    def _send(self, logger: WandbLogger, learner: RecordedLearner) -> None:
         run, log = logger.experiment, learner.log_of_episodes
-        epsilon = learner.explore.eps.reshape(-1).tolist()
+        epsilon = learner.strategy.eps.reshape(-1).tolist()
         sent: dict[str, Any] = {"epsilon_over_runs": wandb.Histogram(epsilon)}
         pictures = [path for path in self.history.figures if path.suffix == ".png"]
         if pictures:
@@ -173,7 +173,7 @@ class WandbReport(Callback):
             run.summary["eval/auc"] = float(log.steps.nanmean())
             run.summary["eval/final_steps"] = float(log.steps[:, -1].nanmean())
             run.summary["eval/final_return"] = float(log.returns[:, -1].nanmean())
-            run.summary["train/final_epsilon"] = float(learner.explore.eps.mean())
+            run.summary["train/final_epsilon"] = float(learner.strategy.eps.mean())
         run.log(sent)
         artifact = wandb.Artifact(f"{run.id}-results", type="results")
         for path in (self.results, self.checkpoint):

@@ -1,0 +1,85 @@
+"""How ε-BMC depends on its prior and on the scale of rewards: python scripts/sensitivity.py.
+
+For a tabular experiment, writes sensitivity.csv (AUC for prior strengths α₀ and for rewards times a
+factor, with b₀ as it is and with b₀ scaled along) and posterior.csv (α and β by episode) to
+results/<experiment>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydra
+import pandas as pd
+import torch
+from composition import build_engine, build_strategy, experiment_config, strategy_seed
+from omegaconf import DictConfig
+from rich.progress import track
+
+from bmc_torchrl.lockstep.engines import Engine
+from bmc_torchrl.measures import measure
+
+REWARDS = {
+    "grid_sarsa": {"domain.env.grid.move_reward": -0.1, "domain.env.grid.blocked_reward": -0.2},
+    "cart_sarsa": {"domain.env.model.step_reward": 1.0},
+}
+TARGETS = {"grid_sarsa": ["+domain.env.grid={_target_: bmc_torchrl.envs.SubgoalGrid}"]}
+B0 = 500.0
+
+
+def engine_of(cfg: DictConfig, overrides: list[str]) -> Engine:
+    settings = experiment_config(cfg.experiment, [f"episodes={cfg.episodes}", *overrides])
+    strategy = build_strategy(settings, [settings.strategy], cfg.runs)
+    seed = strategy_seed(cfg.seed, "bmc")
+    return build_engine(settings, strategy, seed=seed, threads=cfg.threads)
+
+
+def variants(cfg: DictConfig) -> Iterator[tuple[dict[str, object], list[str]]]:
+    """What is varied, and the overrides that do it."""
+    for alpha0 in cfg.alpha0:
+        prior = [f"families.bmc.alpha0={alpha0}", f"families.bmc.beta0={alpha0 + 0.01}"]
+        yield {"parameter": "alpha0", "value": alpha0, "variant": ""}, prior
+    for scale in cfg.reward_scale:
+        rewards = [f"+{key}={value * scale}" for key, value in REWARDS[cfg.experiment].items()]
+        rewards = [*TARGETS.get(cfg.experiment, []), *rewards, f"learner.scale={0.1 * scale}"]
+        prior = "+families.bmc.prior={{_target_: bmc_torchrl.NormalGammaPrior, b0: {}}}"
+        for variant, b0 in (("b₀ = 500", B0), ("b₀ · scale²", B0 * scale**2)):
+            row = {"parameter": "reward_scale", "value": scale, "variant": variant}
+            yield row, [*rewards, prior.format(b0)]
+
+
+def posterior(cfg: DictConfig) -> pd.DataFrame:
+    """α and β, averaged over runs, as the episodes go by."""
+    engine, rows = engine_of(cfg, []), []
+    settings = experiment_config(cfg.experiment)
+    strategy = build_strategy(settings, [settings.strategy], cfg.runs)
+    while not engine.finished:
+        engine.advance(20)
+        engine.write_strategy(strategy)
+        episode = float(engine.episodes_done.double().mean())
+        rows.append((episode, float(strategy.alpha.mean()), float(strategy.beta.mean())))
+    table = pd.DataFrame(rows, columns=["episode", "alpha", "beta"])
+    return table.drop_duplicates("episode").iloc[:: max(1, len(table) // 400)]
+
+
+@hydra.main(version_base=None, config_path="../configs", config_name="sensitivity")
+def main(cfg: DictConfig) -> None:
+    torch.set_num_threads(1)
+    rows, column = [], measure(cfg.experiment).column
+    for row, overrides in track(list(variants(cfg)), cfg.experiment):
+        engine = engine_of(cfg, overrides)
+        while not engine.finished:
+            engine.advance(2000)
+        auc = (engine.steps if column == "steps" else engine.returns).mean(-1)
+        error = float(auc.std() / len(auc) ** 0.5)
+        rows.append({**row, "auc": float(auc.mean()), "auc_se": error})
+    folder = Path(cfg.results) / cfg.experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(rows).to_csv(folder / "sensitivity.csv", index=False, float_format="%.7g")
+    posterior(cfg).to_csv(folder / "posterior.csv", index=False, float_format="%.7g")
+    print(f"{folder / 'sensitivity.csv'} {folder / 'posterior.csv'}")
+
+
+if __name__ == "__main__":
+    main()
