@@ -5,7 +5,41 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass
+class Effort:
+    """How much is measured; ``benchmark.py --quick`` only shows that everything runs.
+
+    Attributes:
+        seconds: processor time of one measurement.
+        repeats: measurements of which the median is taken.
+        share: of the runs and steps of in-process measurements.
+        timeout: of a peer's process, in seconds.
+    """
+
+    seconds: float = 8.0
+    repeats: int = 3
+    share: float = 1.0
+    timeout: float = 1800.0
+
+    def hurry(self) -> None:
+        """As little as possible."""
+        self.seconds, self.repeats, self.share = 0.2, 1, 0.02
+
+    @property
+    def hurried(self) -> bool:
+        """Whether what takes long to compile should run eagerly."""
+        return self.share < 1
+
+    def count(self, number: int, least: int = 1) -> int:
+        """`number`, or the share of it that is asked for."""
+        return max(int(number * self.share), least)
+
+
+EFFORT = Effort()
 
 
 def seconds(work: Callable[[], object], calls: int) -> float:
@@ -39,5 +73,35 @@ def row(
         "peer": peer,
         "ratio": ratio,
         "goal": f"{sign} {goal:g}",
+        "met": met,
+    }
+
+
+def speed(work: str, ours: float, peer: float | Exception, goal: float | None) -> dict[str, Any]:
+    """A row of two rates, ratio ours / peer; says so where the peer could not be measured."""
+    if isinstance(peer, Exception):
+        missing = float("nan")
+        work = f"{work}: not measured, {str(peer).splitlines()[0]}"
+        return _row(work, ours, missing, missing, "≥", goal)
+    return _row(work, ours, peer, ours / peer, "≥", goal)
+
+
+def cost(work: str, ours: float, peer: float, goal: float | None) -> dict[str, Any]:
+    """A row of two costs, ratio ours / peer, with a goal that may be None."""
+    return _row(work, ours, peer, ours / peer, "≤", goal)
+
+
+def _row(
+    work: str, ours: float, peer: float, ratio: float, sign: str, goal: float | None
+) -> dict[str, Any]:
+    met = None
+    if goal is not None and ratio == ratio:
+        met = ratio >= goal if sign == "≥" else ratio <= goal
+    return {
+        "work": work,
+        "ours": ours,
+        "peer": peer,
+        "ratio": ratio,
+        "goal": "" if goal is None else f"{sign} {goal:g}",
         "met": met,
     }

@@ -1,7 +1,7 @@
 """Steps per second of the three domains beside Gymnasium's vector CartPole, on one core.
 
-Run by ``benchmark.py envs``, or by itself. The clock is the processor time of this one thread, and
-ours and Gymnasium's are measured in turns (the median is reported), so a busy machine hurts little.
+The clock is the processor time of this one thread, and ours and Gymnasium's are measured in turns
+(the median is reported), so a busy machine hurts little.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
 from bmc_torchrl.envs.base import BatchedEnv
+from scripts.benchmarks.timing import EFFORT, speed
 
 DOMAINS = {
     "grid-world": SubgoalGridEnv,
@@ -32,7 +33,7 @@ Row = dict[str, Any]
 
 def steps_per_second(step: Callable[[], None], batch: int) -> float:
     count, start = 0, time.process_time()
-    while (elapsed := time.process_time() - start) < SECONDS:
+    while (elapsed := time.process_time() - start) < SECONDS * EFFORT.share:
         step()
         count += 1
     return batch * count / elapsed
@@ -62,12 +63,15 @@ def compare(env: BatchedEnv, peer: Callable[[], None], batch: int) -> tuple[floa
     for _ in range(5):
         ours()
         peer()
-    turns = [(steps_per_second(ours, batch), steps_per_second(peer, batch)) for _ in range(TURNS)]
+    turns = [
+        (steps_per_second(ours, batch), steps_per_second(peer, batch))
+        for _ in range(TURNS if EFFORT.repeats > 1 else 1)
+    ]
     medians = [statistics.median(column) for column in zip(*turns, strict=True)]
     return medians[0], medians[1], statistics.median(a / b for a, b in turns)
 
 
-def envs(batches: Sequence[int] = BATCHES) -> Iterator[Row]:
+def rows(batches: Sequence[int] = BATCHES) -> Iterator[Row]:
     """Rows: work, ours and peer in steps per second, their ratio, the goal, and whether met."""
     torch.set_num_threads(1)
     for batch in batches:
@@ -81,23 +85,5 @@ def envs(batches: Sequence[int] = BATCHES) -> Iterator[Row]:
                         env.compile(fullgraph=True, warmup=2)
                     ours, theirs, ratio = compare(env, peer, batch)
                     goal = GOAL if (batch, mode) == (GOAL_BATCH, "compiled") else None
-                    yield {
-                        "work": f"{name}, {observation}, {mode}, batch {batch}",
-                        "ours": round(ours),
-                        "peer": round(theirs),
-                        "ratio": round(ratio, 2),
-                        "goal": goal,
-                        "met": None if goal is None else ratio >= goal,
-                    }
-
-
-def main() -> list[Row]:
-    rows: list[Row] = []
-    for row in envs():
-        print(row, flush=True)
-        rows.append(row)
-    return rows
-
-
-if __name__ == "__main__":
-    main()
+                    work = f"{name}, {observation}, {mode}, batch {batch}, steps/s"
+                    yield {**speed(work, ours, theirs, goal), "ratio": ratio}

@@ -1,0 +1,83 @@
+"""What it costs to adapt ε: the whole step with ε-BMC against the same step with a constant."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+import torch
+
+from bmc_torchrl import BMCEpsilon, ConstantEpsilon
+from bmc_torchrl.lockstep.single import SingleDQN
+from scripts.benchmarks.engines import engine, train
+from scripts.benchmarks.timing import EFFORT, cost
+
+MANY, ALONE = 1.05, 1.15
+FIXED = 0.4
+REPEATS = 7
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    """DQN of 100 and 1000 runs, tabular of 2200, and a single run."""
+    torch.set_num_threads(1)
+    for runs in (100, 1000):
+        works = []
+        for constant in (None, FIXED):
+            torch.compiler.reset()
+            made = engine("cart_dqn", EFFORT.count(runs, least=2), constant=constant, episodes=2000)
+            train(made, 70)
+            steps = EFFORT.count(20_000 // runs, least=5)
+            works.append(partial(_train, made, steps))
+        ours, peer = _in_turns(*works)
+        work = f"adaptive against fixed ε, cart-pole DQN, {runs} runs, seconds per run-step"
+        yield cost(work, ours, peer, MANY)
+    for tests, what in ((10, "tests included"), (0, "training alone")):
+        runs = EFFORT.count(2200, least=4)
+        _tabular(2, tests, None)
+        sides = (partial(_tabular, runs, tests, constant) for constant in (None, FIXED))
+        ours, peer = _in_turns(*sides)
+        work = f"adaptive against fixed ε, cart-pole tabular, {runs} runs, {what}, seconds per step"
+        yield cost(work, ours, peer, MANY)
+    yield _single()
+
+
+def _in_turns(ours: Callable[[], float], peer: Callable[[], float]) -> tuple[float, float]:
+    repeats = max(EFFORT.repeats, REPEATS) if EFFORT.repeats > 1 else 1
+    pairs = [(ours(), peer()) for _ in range(repeats)]
+    mine, theirs = zip(*pairs, strict=True)
+    return statistics.median(mine), statistics.median(theirs)
+
+
+def _train(made: Any, steps: int) -> float:
+    began = time.process_time()
+    train(made, steps)
+    return (time.process_time() - began) / (steps * made.runs)
+
+
+def _tabular(runs: int, tests: int, constant: float | None) -> float:
+    steps = EFFORT.count(1000, least=200)
+    made = engine("cart_sarsa", runs, tests=tests, constant=constant)
+    began = time.process_time()
+    made.advance(steps)
+    seconds = time.process_time() - began
+    return seconds / (runs * steps + float(made.steps.nansum()) * tests)
+
+
+def _single() -> dict[str, Any]:
+    agents = []
+    for chosen in (BMCEpsilon(batch_shape=[1]), ConstantEpsilon(FIXED, batch_shape=[1])):
+        torch.compiler.reset()
+        agents.append(SingleDQN(gymnasium.make("CartPole-v1"), chosen, compiled=not EFFORT.hurried))
+        agents[-1].advance(500)
+
+    def taken(agent: SingleDQN) -> float:
+        steps, began = EFFORT.count(5000, least=50), time.process_time()
+        agent.advance(steps)
+        return (time.process_time() - began) / steps
+
+    ours, peer = _in_turns(*(partial(taken, agent) for agent in agents))
+    return cost("adaptive against fixed ε, single DQN run, seconds per step", ours, peer, ALONE)
