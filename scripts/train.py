@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import hydra
 import lightning as L  # noqa: N812
 import torch
@@ -18,6 +19,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parent))
+import composition
 from composition import build_engine, build_strategy, has_engine
 
 from bmc_torchrl import AdaptiveEGreedyModule, OneStepReturns
@@ -36,6 +38,9 @@ from bmc_torchrl.training.reporting import report
 from bmc_torchrl.training.settings import check_settings, chosen_device, chosen_strategies
 from bmc_torchrl.training.stream import seed_everything
 from bmc_torchrl.training.tracking import PosteriorHistory, WandbReport
+
+# A launcher's workers do not have this folder on their path.
+cloudpickle.register_pickle_by_value(composition)
 
 Job = tuple[RecordedLearner, TransitionStream | ChunkStream, list[Any]]
 
