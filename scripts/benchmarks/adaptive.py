@@ -54,8 +54,8 @@ def _in_turns(ours: Callable[[], float], peer: Callable[[], float]) -> tuple[flo
 
 def _train(made: Any, steps: int) -> float:
     began = time.process_time()
-    train(made, steps)
-    return (time.process_time() - began) / (steps * made.runs)
+    taken = train(made, steps)
+    return (time.process_time() - began) / (taken * made.runs)
 
 
 def _tabular(runs: int, tests: int, constant: float | None) -> float:

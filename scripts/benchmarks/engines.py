@@ -66,18 +66,19 @@ def torch_tabular(name: str, runs: int, **options: Any) -> TabularLockstep:
     )
 
 
-def train(runs: DQNLockstep, steps: int) -> None:
-    """Vector steps without the tests between them."""
+def train(runs: DQNLockstep, steps: int) -> int:
+    """At least `steps` vector steps without the tests between them; how many there were."""
+    chunks = -(-steps // runs.chunk)
     with torch.no_grad():
-        for draws in runs.draw(steps):
-            runs.vector_step(draws, runs.time)
-            runs.time += 1
+        for _ in range(chunks):
+            runs.vector_steps(runs.draw(runs.chunk), runs.time)
+            runs.time += runs.chunk
+    return chunks * runs.chunk
 
 
-def run_steps_per_second(runs: DQNLockstep, seconds: float, chunk: int = 10) -> float:
+def run_steps_per_second(runs: DQNLockstep, seconds: float) -> float:
     """Of training alone, for about `seconds` of processor time."""
     steps, began = 0, time.process_time()
     while (elapsed := time.process_time() - began) < seconds:
-        train(runs, chunk)
-        steps += chunk
+        steps += train(runs, 1)
     return steps * runs.runs / elapsed

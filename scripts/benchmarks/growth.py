@@ -22,7 +22,7 @@ def rows() -> Iterator[dict[str, Any]]:
     """Time per run-step of 2200 runs against 100, and of many states against ten."""
     torch.set_num_threads(1)
     for name, domain in (("cart_sarsa", "cart-pole"), ("supply_sarsa", "supply-chain")):
-        yield _row(f"{domain} tabular", *(_tabular(name, EFFORT.count(n, 2)) for n in (MANY, FEW)))
+        yield _row(f"{domain} tabular", *_tabular(name))
     yield _row("cart-pole DQN", *(_dqn(EFFORT.count(n, 2)) for n in (MANY, FEW)))
     yield from _states()
 
@@ -32,17 +32,20 @@ def _row(what: str, many: float, few: float) -> dict[str, Any]:
     return cost(work, many, few, FLAT)
 
 
-def _tabular(name: str, runs: int) -> float:
+def _tabular(name: str) -> tuple[float, float]:
+    """2200 runs at once and 100 at a time, as many steps of each run and as many runs in all."""
     engine(name, 2, tests=0).advance(10)
-    # As many run-steps of either size, so that start-up weighs the same.
-    steps = EFFORT.count(1000, least=100) * (MANY // runs if runs < MANY else 1)
-    found = []
+    steps, found = EFFORT.count(1000, least=100), {MANY: [], FEW: []}
     for _ in range(EFFORT.repeats):
-        made = engine(name, runs, tests=0)
-        began = time.process_time()
-        made.advance(steps)
-        found.append((time.process_time() - began) / (runs * steps))
-    return statistics.median(found)
+        for size, times in found.items():
+            runs, seconds = EFFORT.count(size, 2), 0.0
+            for _ in range(MANY // size):
+                made = engine(name, runs, tests=0)
+                began = time.process_time()
+                made.advance(steps)
+                seconds += time.process_time() - began
+            times.append(seconds / (MANY // size * runs * steps))
+    return statistics.median(found[MANY]), statistics.median(found[FEW])
 
 
 def _dqn(runs: int) -> float:
