@@ -230,6 +230,9 @@ class Lockstep(ABC):
     _LANES = ("state", "step_count", "episodes_done", "epsilon_sum", "ended", "ended_epsilon")
     _RESULTS = ("steps", "returns", "epsilons")
 
+    def write_strategy(self, strategy: EpsilonStrategy) -> None:
+        """Nothing: the strategy was changed in place, its runs possibly in another order."""
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next, and the results; tensors and numbers only."""
         tensors = {name: getattr(self, name).clone() for name in (*self._LANES, *self._RESULTS)}
