@@ -157,6 +157,9 @@ class DQNLockstep(Lockstep):
             index, epsilon, seen, *states = self._interact(
                 draws.act[i], noise[i], draws.noise.reset[i]
             )
+            if time + i + 1 == self.batch_size:
+                self.mean.zero_()
+                self.square.zero_()
             learning = (self.episodes_done < self.episodes) & (filled[i] >= self.batch_size)
             position = (time + i) % self.capacity
             self._learn_blocks(position, seen, learning, rows[i], rates_now[i], *states)
@@ -211,18 +214,19 @@ class DQNLockstep(Lockstep):
         batch = self._minibatch(replay[lane, rows])
         extra = self._inputs(after.unsqueeze(1))
         parameters = (flat, mean, square)
+        own_rates = rates.view(-1, 1, 1) * learning.view(1, -1, 1)
         updated, next_value = fit(
-            self.network, parameters, batch, rates, gamma=self.gamma, l2=self.l2, extra=extra
+            self.network, parameters, batch, own_rates, gamma=self.gamma, l2=self.l2, extra=extra
         )
-        mask = learning.unsqueeze(-1)
         for old, new in zip(parameters, updated, strict=True):
-            old.copy_(torch.where(mask, new, old))
+            old.copy_(new)
         states = torch.stack([fresh, before] if self.needs_change else [fresh], 1)
         now = self.network.forward(flat, self._inputs(states))[-1]
         change = torch.zeros_like(value[:, :1])
         if self.needs_change:
             action = seen[:, -2:-1].long()
-            change = torch.where(mask, (now[..., 1] - value).gather(1, action), 0.0)
+            change = (now[..., 1] - value).gather(1, action)
+            change = torch.where(learning.unsqueeze(-1), change, 0.0)
         return torch.cat([next_value[..., 0], now[..., 0], change], 1)
 
     def _minibatch(self, rows: Tensor) -> Minibatch:

@@ -26,6 +26,9 @@ __all__ = [
     "network_widths",
 ]
 
+MANY_ACTIONS = 32
+"""From so many actions on, the first epoch's gradient is worth gathering instead of multiplying."""
+
 BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-7
 
 
@@ -112,6 +115,8 @@ class FlatNetwork:
         dense_inputs: Tensor,
         activations: Sequence[Tensor],
         output_gradient: Tensor,
+        *,
+        action: Tensor | None = None,
         l2: float = 0.0,
     ) -> Tensor:
         """Gradient ``[lanes, size]`` of a loss, plus that of `l2` times the squared kernels.
@@ -121,6 +126,7 @@ class FlatNetwork:
             dense_inputs: ``[lanes, in, batch]``, also with `embedded`.
             activations: from :meth:`forward`.
             output_gradient: of the loss with respect to Q, ``[lanes, out, batch]``.
+            action: ``[lanes, batch]``, where `output_gradient` is zero for all other actions.
             l2: weight of the penalty.
         """
         layers = self.layers(flat)
@@ -137,7 +143,10 @@ class FlatNetwork:
                 slope = slope + 2 * l2 * kernel
             parts += [gradient.sum(-1), slope.flatten(1)]
             if depth > 0:
-                gradient = torch.bmm(kernel.mT, gradient)
+                if action is not None and depth == len(layers) - 1:
+                    gradient = _taken_rows(kernel, action, gradient.sum(1))
+                else:
+                    gradient = torch.bmm(kernel.mT, gradient)
                 gradient = torch.where(below > 0, gradient, 0.0)
         return torch.cat(parts[::-1], 1)
 
@@ -159,6 +168,12 @@ def _summed_rows(kernel: Tensor, positions: Tensor) -> Tensor:
     for row in rows[1:]:
         total = total + row
     return total.mT
+
+
+def _taken_rows(kernel: Tensor, action: Tensor, scale: Tensor) -> Tensor:
+    """Rows of ``[lanes, out, in]`` at ``[lanes, batch]`` times `scale`: ``[lanes, in, batch]``."""
+    lane = torch.arange(len(kernel), device=kernel.device).unsqueeze(-1)
+    return (kernel[lane, action] * scale.unsqueeze(-1)).mT
 
 
 def adam(
@@ -219,7 +234,8 @@ def fit(
         network: the layout.
         parameters: flat parameters and Adam's two moments, each ``[lanes, size]``.
         batch: the minibatch.
-        rates: from :func:`adam_rates`, ``[epochs]``.
+        rates: from :func:`adam_rates`, ``[epochs, lanes, 1]``; zero for a lane that does not
+            learn, whose moments are then of no use.
         gamma: discount factor.
         l2: kernel penalty.
         extra: further inputs ``[lanes, in | ones, n]`` to evaluate before training.
@@ -241,6 +257,9 @@ def fit(
         if epoch:
             activations = network.forward(flat, batch.inputs[..., :count])
         error = scale * (activations[-1] - fixed)
-        gradient = network.gradient(flat, batch.dense_inputs, activations, error, l2)
+        sparse = batch.action if epoch == 0 and len(actions) >= MANY_ACTIONS else None
+        gradient = network.gradient(
+            flat, batch.dense_inputs, activations, error, action=sparse, l2=l2
+        )
         flat, mean, square = adam(flat, mean, square, gradient, rates[epoch])
     return (flat, mean, square), extra_value
