@@ -220,6 +220,7 @@ def test_half_precision_leaves_posterior_and_results_intact(learner, precision, 
         assert counts == {torch.float64}
 
 
+@pytest.mark.slow
 def test_compiled_learning_learns_the_same(tmp_path) -> None:
     job = tiny("grid_sarsa", "episodes=1")
     plain = trained(tmp_path / "plain", *job)
