@@ -23,8 +23,8 @@ def initial(key):
     params = []
     for k, fan_in, fan_out in zip(keys, WIDTHS[:-1], WIDTHS[1:], strict=False):
         bound = (6 / (fan_in + fan_out)) ** 0.5
-        kernel = jax.random.uniform(k, (fan_in, fan_out), minval=-bound, maxval=bound)
-        params.append((kernel, jnp.zeros(fan_out)))
+        kernel = jax.random.uniform(k, (fan_out, fan_in), minval=-bound, maxval=bound)
+        params.append((kernel, jnp.zeros((fan_out, 1))))
     zeros = jax.tree.map(jnp.zeros_like, params)
     physics = jax.random.uniform(keys[-1], (4,), minval=-0.05, maxval=0.05)
     posterior = jnp.array([5.0, 5.01, 0.0, 0.0, 0.0])
@@ -33,8 +33,8 @@ def initial(key):
 
 def q_values(params, x):
     for kernel, bias in params[:-1]:
-        x = jax.nn.relu(x @ kernel + bias)
-    return x @ params[-1][0] + params[-1][1]
+        x = jax.nn.relu(kernel @ x + bias)
+    return params[-1][0] @ x + params[-1][1]
 
 
 def physics_step(s, action):
@@ -93,9 +93,9 @@ def adam(params, mean, square, gradient, step):
 
 
 def learn(params, mean, square, rows, time):
-    before, after, reward, action, done = jnp.split(rows, [4, 8, 9, 10], axis=1)
-    target = reward + GAMMA * (1 - done) * q_values(params, after).max(1, keepdims=True)
-    taken = action.astype(jnp.int32) == jnp.arange(WIDTHS[-1])
+    before, after, reward, action, done = jnp.split(rows.T, [4, 8, 9, 10], axis=0)
+    target = reward + GAMMA * (1 - done) * q_values(params, after).max(0, keepdims=True)
+    taken = action.astype(jnp.int32) == jnp.arange(WIDTHS[-1])[:, None]
     fixed = jnp.where(taken, target, q_values(params, before))
     first = (time + 1 - BATCH) * EPOCHS + 1
     for epoch in range(EPOCHS):
@@ -107,7 +107,7 @@ def learn(params, mean, square, rows, time):
 def run_step(state, time, key):
     params, mean, square, physics, count, replay, posterior = state
     u = jax.random.uniform(key, (6 + BATCH,))
-    greedy = q_values(params, physics).argmax()
+    greedy = q_values(params, physics[:, None])[:, 0].argmax()
     epsilon = posterior[0] / (posterior[0] + posterior[1])
     action = jnp.where(u[0] < epsilon, (u[1] * 2).astype(jnp.int32), greedy)
     after, reward, fell = physics_step(physics, action)
@@ -115,7 +115,7 @@ def run_step(state, time, key):
     extra = jnp.stack([reward, action.astype(jnp.float32), done.astype(jnp.float32)])
     row = jnp.concatenate([physics, after, extra])
     replay = lax.dynamic_update_index_in_dim(replay, row, time % CAPACITY, 0)
-    value = q_values(params, after)
+    value = q_values(params, after[:, None])[:, 0]
     posterior = bmc(posterior, reward + GAMMA * value.max(), reward + GAMMA * value.mean())
     rows = replay[distinct(u[6:], jnp.minimum(time + 1, CAPACITY))]
     learned = learn(params, mean, square, rows, jnp.maximum(time, BATCH - 1))
