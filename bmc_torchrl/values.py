@@ -233,8 +233,8 @@ class QNetwork(nn.Module):
                 f"[..., in_features={self.in_features}] or, with active_features, int64 indices "
                 f"[..., active_features={self.active_features}]."
             )
-        if not indices and not features.is_floating_point():
-            features = features.to(torch.get_default_dtype())
+        if not indices:
+            features = features.to(next(self.parameters()).dtype)
         for depth, layer in enumerate(self.layers[:-1]):
             features = layer(features, indices and depth == 0).relu()
         return self._head(features, indices and len(self.layers) == 1)

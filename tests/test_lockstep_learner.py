@@ -74,3 +74,12 @@ def test_strategies_side_by_side_keep_their_labels_and_schedules(tmp_path):
     epsilon = load(tmp_path / "table.parquet").groupby(["strategy", "episode"])["epsilon"].mean()
     assert epsilon["fixed_01"].tolist() == pytest.approx([0.1] * 3, rel=1e-6)
     assert epsilon["geom_09"].tolist() == pytest.approx([0.5, 0.45, 0.405], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_every_run_of_epsilon_bmc_walks_the_grid_in_22_steps_by_episode_300(tmp_path):
+    cfg = settings(tmp_path, "runs=100", "domain.max_steps=200", "trainer.lockstep_chunk_steps=500")
+    assert cfg.episodes == 500
+    run(cfg)
+    table = load(tmp_path / "table.parquet")
+    assert (table[table["episode"] >= 300]["steps"] == 22).all()

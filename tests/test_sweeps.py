@@ -16,13 +16,13 @@ from bmc_torchrl.sweeps import Batch, parts_of, plan
 
 ROOT = Path(__file__).parents[1]
 TINY = [
-    "experiments=[grid_sarsa,cart_dqn]",
+    "experiments=[grid_sarsa,cart_sarsa]",
     "strategies=[bmc,vdbe_005,fixed_01]",
     "runs=4",
     "episodes=3",
     "batch.grid_sarsa=2",
-    "batch.cart_dqn=4",
-    "overrides=[domain.max_steps=20,domain.tests=2]",
+    "batch.cart_sarsa=4",
+    "overrides=['domain.max_steps=20','domain.tests=2']",
 ]
 
 
@@ -72,7 +72,7 @@ def test_an_interrupted_sweep_gives_the_table_of_an_uninterrupted_one(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     run(broken)
-    for experiment in ("grid_sarsa", "cart_dqn"):
+    for experiment in ("grid_sarsa", "cart_sarsa"):
         paths = [folder / "out" / experiment / "table.parquet" for folder in (whole, broken)]
         pd.testing.assert_frame_equal(*(load(path) for path in paths))
         table = load(paths[0])

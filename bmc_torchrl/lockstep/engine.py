@@ -231,7 +231,9 @@ class Lockstep(ABC):
     _RESULTS = ("steps", "returns", "epsilons")
 
     def write_strategy(self, strategy: EpsilonStrategy) -> None:
-        """Nothing: the strategy was changed in place, its runs possibly in another order."""
+        """The strategy was changed in place, its runs possibly in another order."""
+        if strategy is not self.strategy:
+            raise ValueError("A lockstep engine changes the strategy it was built with, no other.")
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next, and the results; tensors and numbers only."""
