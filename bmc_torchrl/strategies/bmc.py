@@ -214,7 +214,8 @@ class BMCEpsilon(EpsilonStrategy):
         """ε of each run, in its current state if there is a posterior per state."""
         if self.num_states is None:
             return self.mean
-        return self._at_state(self.mean, tensordict)
+        alpha, beta = (self._at_state(x, tensordict) for x in (self.alpha, self.beta))
+        return alpha / (alpha + beta)
 
     def _posterior(self) -> BMCPosterior:
         prefix = "pending_" if self.offline else ""
