@@ -57,6 +57,8 @@ class DQNLockstep(Lockstep):
         capacity: transitions in replay, per lane.
         epochs: Adam steps on each minibatch.
         l2: kernel penalty.
+        mask_truncated: leave out the bootstrap of the training target where the step limit ended
+            the episode, and not only where the domain did.
         block: lanes learnt at once; the largest divisor of the runs up to it is taken.
         **options: see :class:`Lockstep`.
 
@@ -83,12 +85,13 @@ class DQNLockstep(Lockstep):
         capacity: int,
         epochs: int,
         l2: float = 0.0,
+        mask_truncated: bool = True,
         block: int = 250,
         **options: Any,
     ) -> None:
         super().__init__(env, strategy, **options)
         self.learning_rate, self.batch_size, self.capacity = learning_rate, batch_size, capacity
-        self.epochs, self.l2 = epochs, l2
+        self.epochs, self.l2, self.mask_truncated = epochs, l2, mask_truncated
         if capacity < batch_size:
             raise ValueError(f"capacity={capacity} cannot hold a batch_size={batch_size}.")
         self.block = max(d for d in range(1, min(block, self.runs) + 1) if self.runs % d == 0)
@@ -241,7 +244,7 @@ class DQNLockstep(Lockstep):
             dense[..., :count],
             action.squeeze(-1).long(),
             reward.squeeze(-1),
-            flags.squeeze(-1) > 0,
+            flags.squeeze(-1) > (0 if self.mask_truncated else 1),
         )
 
     def _reflect_step(self, index: Tensor | None, epsilon: Tensor, seen: Tensor) -> Tensor:

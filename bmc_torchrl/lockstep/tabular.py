@@ -36,6 +36,20 @@ class TabularDraws(NamedTuple):
     act_next: Tensor
 
 
+class History(NamedTuple):
+    """What the steps of a chunk changed, each ``[steps, runs]``.
+
+    Attributes:
+        state: the state that was left.
+        greedy: its greedy action before learning.
+        ends: whether an episode that counts ended there.
+    """
+
+    state: Tensor
+    greedy: Tensor
+    ends: Tensor
+
+
 class TabularLockstep(Lockstep):
     r"""Expected SARSA with one table per lane.
 
@@ -97,7 +111,7 @@ class TabularLockstep(Lockstep):
         self.table = table.weight.detach().to(self.device).clone()
         small = torch.uint8 if actions <= 256 else torch.int64
         self.greedy = self.table.argmax(-1).to(small)
-        self.snapshot = self.greedy.clone()
+        self.history = self._no_history()
         self.action = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
         self.lane = torch.arange(self.runs, device=self.device)
         self._make_tests(self.greedy[0])
@@ -111,24 +125,32 @@ class TabularLockstep(Lockstep):
         return TabularDraws(act, noise, torch.rand((steps, 2, self.runs), **options))
 
     def _chunk(self, steps: int) -> None:
-        draws = self.draw(steps)
+        self._run_chunk(self.draw(steps))
+
+    def _run_chunk(self, draws: TabularDraws) -> None:
         noise = self.domain.transition_noise(draws.noise.transition)
         columns = (draws.act, noise, draws.noise.reset, draws.act_next)
-        for parts in zip(*(torch.split(x, self.unroll_steps) for x in columns), strict=True):
-            self._steps(*parts)
+        parts = zip(*(torch.split(x, self.unroll_steps) for x in columns), strict=True)
+        calls = [self._steps(*part) for part in parts]
+        self.history = History(*(torch.cat(entries) for entries in zip(*calls, strict=True)))
+
+    def _no_history(self) -> History:
+        zeros = torch.zeros(self.chunk, self.runs, dtype=torch.int64, device=self.device)
+        return History(zeros, zeros.to(self.greedy.dtype), zeros.bool())
 
     def vector_steps(self, draws: TabularDraws) -> None:
         """Step every lane as often as there are draws, in one compiled call."""
         noise = self.domain.transition_noise(draws.noise.transition)
         self._steps(draws.act, noise, draws.noise.reset, draws.act_next)
 
-    def _vector_steps(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> None:
-        for draws in zip(*(x.unbind(0) for x in (act, noise, reset, act_next)), strict=True):
-            self._step(*draws)
+    def _vector_steps(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> History:
+        draws = zip(*(x.unbind(0) for x in (act, noise, reset, act_next)), strict=True)
+        steps = [self._step(*now) for now in draws]
+        return History(*(torch.stack(entries) for entries in zip(*steps, strict=True)))
 
-    def _step(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> None:
+    def _step(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> History:
         domain, lane = self.domain, self.lane
-        index = domain.index(self.state)
+        index = domain.index(self.state).clone()
         action = self._act(index, act)
         after, reward, terminated = domain.step(self.state, action, noise)
         done = terminated | (self.step_count + 1 >= domain.max_steps)
@@ -141,12 +163,13 @@ class TabularLockstep(Lockstep):
         masked = terminated if self.mask_terminated else None
         greedy = greedy_return(reward, value, self.gamma, terminated=masked)
         uniform = uniform_return(reward, value, self.gamma, terminated=masked)
+        best_before = self.greedy[lane, index]
         change = self._learn(index, action, mixture_return(greedy, uniform, epsilon))
         self._update_strategy(index, reward, terminated, done, value, change)
         ends = self._count_episodes(epsilon, done)
-        self.snapshot.copy_(torch.where(ends.unsqueeze(-1), self.greedy, self.snapshot))
         mask = done.reshape(-1, *[1] * (after.ndim - 1))
         self.state.copy_(torch.where(mask, domain.start(reset), after))
+        return History(index, best_before, ends)
 
     def _act(self, index: Tensor, draws: Tensor) -> Tensor:
         best = self.greedy[self.lane, index].long()
@@ -170,7 +193,15 @@ class TabularLockstep(Lockstep):
         return new - old
 
     def _ended_policies(self, lanes: Tensor) -> Tensor:
-        return self.snapshot[lanes]
+        """Greedy actions when the episode ended: what was learned since in the chunk is undone."""
+        policies = self.greedy[lanes]
+        states, actions, ends = (column[:, lanes] for column in self.history)
+        ended = ends.int().argmax(0)
+        for step in reversed(range(len(states))):
+            state = states[step].unsqueeze(-1)
+            undone = torch.where(ended < step, actions[step], policies.gather(1, state).squeeze(-1))
+            policies.scatter_(1, state, undone.unsqueeze(-1))
+        return policies
 
     def _choose(self, policy: Tensor, state: Tensor) -> Tensor:
         return policy.gather(1, self.domain.index(state)).long()
@@ -180,7 +211,7 @@ class TabularLockstep(Lockstep):
         with torch.no_grad():
             table.weight.copy_(self.table)
 
-    _TABLES = ("table", "greedy", "snapshot", "action")
+    _TABLES = ("table", "greedy", "action")
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`Lockstep.state_dict`."""
