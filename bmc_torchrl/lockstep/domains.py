@@ -65,9 +65,17 @@ class LaneDomain(ABC):
 
     def draw(self, shape: Sequence[int], generator: torch.Generator) -> Noise:
         """Fresh uniforms ``[*shape, n]``."""
+        transition = self.draw_transition(shape, generator)
+        return Noise(transition, self.draw_reset(shape, generator))
+
+    def draw_transition(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Uniforms of transitions alone."""
         options: dict[str, Any] = {"device": self.device, "generator": generator}
-        demand = torch.rand((*shape, self.demands), dtype=torch.float64, **options)
-        return Noise(demand, torch.rand((*shape, self.resets), **options))
+        return torch.rand((*shape, self.demands), dtype=torch.float64, **options)
+
+    def draw_reset(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Uniforms of initial states alone."""
+        return torch.rand((*shape, self.resets), device=self.device, generator=generator)
 
     def transition_noise(self, uniform: Tensor) -> Tensor:
         """What :meth:`step` is given instead of the uniforms."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ class Lockstep(ABC):
 
     def _make_lanes(self) -> None:
         options: dict[str, Any] = {"device": self.device}
-        reset = self.domain.draw([self.runs], self.generator).reset
+        reset = self.domain.draw_reset([self.runs], self.generator)
         self.state = self.domain.start(reset)
         self.step_count = torch.zeros(self.runs, dtype=torch.int64, **options)
         self.episodes_done = torch.zeros(self.runs, dtype=torch.int64, **options)
@@ -197,19 +198,22 @@ class Lockstep(ABC):
             owners = list(zip(rows.tolist(), episode.tolist(), strict=True))
             self._greedy.add(owners, self._ended_policies(lanes))
             self.ended.zero_()
-        for outcome in self._greedy.run(drain=self._all_trained()):
-            self._record(outcome)
+        self._record(self._greedy.run(drain=self._all_trained()))
 
     def _test_steps(self, policy: Tensor, rollout: Rollout, noise: Tensor) -> Rollout:
         return greedy_steps(self.domain, self._choose, policy, rollout, noise, self.gamma)
 
-    def _record(self, outcome: Outcome) -> None:
-        lane, episode = outcome.lane, outcome.episode
-        if self._judged[lane] > episode:
+    def _record(self, outcomes: Sequence[Outcome]) -> None:
+        known = [outcome for outcome in outcomes if outcome.episode >= self._judged[outcome.lane]]
+        if not known:
             return
-        self.steps[lane, episode], self.returns[lane, episode] = outcome.steps, outcome.returns
+        lanes, episodes, steps, returns, _ = zip(*known, strict=True)
+        cell = torch.tensor(lanes), torch.tensor(episodes)
+        self.steps[cell] = torch.tensor(steps, dtype=torch.float64)
+        self.returns[cell] = torch.tensor(returns, dtype=torch.float64)
         if self.stop_after is not None:
-            self._judge(lane, self.stop_after)
+            for lane in sorted(set(lanes)):
+                self._judge(lane, self.stop_after)
 
     def _judge(self, lane: int, stop_after: int) -> None:
         """Follow the lane's tests in order, and freeze it after `stop_after` perfect ones."""

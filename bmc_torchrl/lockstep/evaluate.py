@@ -113,7 +113,7 @@ class GreedyTests:
     @property
     def pending(self) -> int:
         """How many policies wait or are being tested."""
-        return len(self.queued) + sum(owner is not None for owner in self.owners)
+        return len(self.queued) + len(self.owners) - self.owners.count(None)
 
     def add(self, owners: Sequence[tuple[int, int]], policies: Tensor) -> None:
         """Queue `policies` ``[n, …]`` of (lane, episode) `owners`."""
@@ -126,7 +126,7 @@ class GreedyTests:
         while self.pending >= (1 if drain else len(self.owners)):
             self._fill()
             shape = (self.unroll * self.patience, *self.shape)
-            uniform = self.domain.draw(shape, self.generator).transition
+            uniform = self.domain.draw_transition(shape, self.generator)
             noise = self.domain.transition_noise(uniform)
             for now in torch.split(noise, self.unroll):
                 self.rollout = self.advance(self.policy, self.rollout, now)
@@ -142,12 +142,14 @@ class GreedyTests:
         self.waiting = [policies[len(free) :]]
         slots = torch.tensor(free, device=policies.device)
         self.policy[slots] = policies[: len(free)]
-        reset = self.domain.draw((len(free), self.shape[1]), self.generator).reset
+        reset = self.domain.draw_reset((len(free), self.shape[1]), self.generator)
         fresh: tuple[Any, ...] = (self.domain.start(reset), True, 0.0, 0.0, 1.0)
         for tensor, value in zip(self.rollout, fresh, strict=True):
             tensor[slots] = value
+        queue = iter(self.queued)
         for slot in free:
-            self.owners[slot] = self.queued.pop(0)
+            self.owners[slot] = next(queue)
+        self.queued = list(queue)
 
     def _collect(self) -> list[Outcome]:
         rollout, limit = self.rollout, self.domain.max_steps
