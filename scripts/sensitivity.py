@@ -29,7 +29,7 @@ B0 = 500.0
 
 
 def engine_of(cfg: DictConfig, overrides: list[str]) -> Engine:
-    settings = experiment_config(cfg.experiment, [f"episodes={cfg.episodes}", *overrides])
+    settings = experiment_config(cfg.name, [f"episodes={cfg.episodes}", *overrides])
     strategy = build_strategy(settings, [settings.strategy], cfg.runs)
     seed = strategy_seed(cfg.seed, "bmc")
     return build_engine(settings, strategy, seed=seed, threads=cfg.threads)
@@ -41,8 +41,8 @@ def variants(cfg: DictConfig) -> Iterator[tuple[dict[str, object], list[str]]]:
         prior = [f"families.bmc.alpha0={alpha0}", f"families.bmc.beta0={alpha0 + 0.01}"]
         yield {"parameter": "alpha0", "value": alpha0, "variant": ""}, prior
     for scale in cfg.reward_scale:
-        rewards = [f"+{key}={value * scale}" for key, value in REWARDS[cfg.experiment].items()]
-        rewards = [*TARGETS.get(cfg.experiment, []), *rewards, f"learner.scale={0.1 * scale}"]
+        rewards = [f"+{key}={value * scale}" for key, value in REWARDS[cfg.name].items()]
+        rewards = [*TARGETS.get(cfg.name, []), *rewards, f"learner.scale={0.1 * scale}"]
         prior = "+families.bmc.prior={{_target_: bmc_torchrl.NormalGammaPrior, b0: {}}}"
         for variant, b0 in (("b₀ = 500", B0), ("b₀ · scale²", B0 * scale**2)):
             row = {"parameter": "reward_scale", "value": scale, "variant": variant}
@@ -52,7 +52,7 @@ def variants(cfg: DictConfig) -> Iterator[tuple[dict[str, object], list[str]]]:
 def posterior(cfg: DictConfig) -> pd.DataFrame:
     """α and β, averaged over runs, as the episodes go by."""
     engine, rows = engine_of(cfg, []), []
-    settings = experiment_config(cfg.experiment)
+    settings = experiment_config(cfg.name)
     strategy = build_strategy(settings, [settings.strategy], cfg.runs)
     while not engine.finished:
         engine.advance(20)
@@ -66,15 +66,15 @@ def posterior(cfg: DictConfig) -> pd.DataFrame:
 @hydra.main(version_base=None, config_path="../configs", config_name="sensitivity")
 def main(cfg: DictConfig) -> None:
     torch.set_num_threads(1)
-    rows, column = [], measure(cfg.experiment).column
-    for row, overrides in track(list(variants(cfg)), cfg.experiment):
+    rows, column = [], measure(cfg.name).column
+    for row, overrides in track(list(variants(cfg)), cfg.name):
         engine = engine_of(cfg, overrides)
         while not engine.finished:
             engine.advance(2000)
         auc = (engine.steps if column == "steps" else engine.returns).mean(-1)
         error = float(auc.std() / len(auc) ** 0.5)
         rows.append({**row, "auc": float(auc.mean()), "auc_se": error})
-    folder = Path(cfg.results) / cfg.experiment
+    folder = Path(cfg.results) / cfg.name
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(folder / "sensitivity.csv", index=False, float_format="%.7g")
     posterior(cfg).to_csv(folder / "posterior.csv", index=False, float_format="%.7g")
