@@ -91,7 +91,8 @@ def make_network(env: BatchedEnv, runs: int = RUNS) -> QNetwork:
 class ReferenceDQN:
     """ENGINE's order with the library's modules, drawing from the global generator."""
 
-    def __init__(self, domain: str, strategy: EpsilonStrategy, *, l2: float) -> None:
+    def __init__(self, domain: str, strategy: EpsilonStrategy, *, l2: float, mask_key: str) -> None:
+        self.mask_key = mask_key
         self.env = make_env(domain, observation="encoded")
         self.network = make_network(self.env)
         self.actor = q_actor(self.network, self.env.num_actions, in_key="observation")
@@ -111,8 +112,8 @@ class ReferenceDQN:
             self.explore(self.actor(self.carrier))
         )
         self.returns(transition)
-        keys = "observation", "action", ("next", "observation"), ("next", "reward"), "next"
-        kept = transition.select(*keys[:4], ("next", "done"))
+        keys = "observation", "action", ("next", "observation"), ("next", "reward")
+        kept = transition.select(*keys, ("next", self.mask_key))
         self.replay.extend(kept.unsqueeze(-1).clone())
         transition["value_change"] = torch.zeros(RUNS)
         if self.replay._storage.shape[0] >= DQN["batch_size"]:
@@ -123,7 +124,7 @@ class ReferenceDQN:
     def learn(self, transition: TensorDict) -> Tensor:
         batch = self.replay.sample()
         after = self.call(self.parameters, batch["next", "observation"]).amax(-1)
-        done = batch["next", "done"].squeeze(-1)
+        done = batch["next", self.mask_key].squeeze(-1)
         target = batch["next", "reward"].squeeze(-1) + 0.9 * torch.where(done, 0.0, after)
         observation, action = transition["observation"], transition["action"].unsqueeze(-1)
         before = self.call(self.parameters, observation).gather(-1, action)
@@ -161,7 +162,9 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
     torch.manual_seed(0)
     l2 = 0.001
     engine = make_dqn(domain, strategy, l2=l2, **options)
-    reference = ReferenceDQN(domain, STRATEGIES[strategy](engine.domain, RUNS), l2=l2)
+    mask_key = "done" if engine.mask_truncated else "terminated"
+    strategies = STRATEGIES[strategy](engine.domain, RUNS)
+    reference = ReferenceDQN(domain, strategies, l2=l2, mask_key=mask_key)
     key = "physics" if domain == "cart" else "state"
     engine.state.copy_(reference.carrier[key])
     engine.value.copy_(reference.actor(reference.carrier.clone())["action_value"].detach())
@@ -188,6 +191,11 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
 @pytest.mark.parametrize(("domain", "strategy"), list(itertools.product(DOMAINS, STRATEGIES)))
 def test_dqn_follows_the_library_modules(domain: str, strategy: str) -> None:
     compare_dqn(domain, strategy, steps=40)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_targets_may_bootstrap_at_the_step_limit(domain: str) -> None:
+    compare_dqn(domain, "bmc", steps=40, mask_truncated=False)
 
 
 class ReferenceSarsa:
