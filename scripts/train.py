@@ -38,6 +38,7 @@ from bmc_torchrl.training.reporting import report
 from bmc_torchrl.training.settings import check_settings, chosen_device, chosen_strategies
 from bmc_torchrl.training.stream import seed_everything
 from bmc_torchrl.training.tracking import PosteriorHistory, WandbReport
+from bmc_torchrl.training.video import GreedyVideo
 
 # A launcher's workers do not have this folder on their path.
 cloudpickle.register_pickle_by_value(composition)
@@ -118,7 +119,8 @@ def build_torchrl(cfg: DictConfig) -> Job:
     stopping = []
     if cfg.stop_after_perfect_tests is not None:
         stopping = [StopAfterPerfectTests(cfg.stop_after_perfect_tests, cfg.domain.max_steps)]
-    return learner, stream, [evaluation, *stopping]
+    video = GreedyVideo(Path(cfg.output) / "greedy.gif", evaluation.env, cfg.domain.max_steps)
+    return learner, stream, [evaluation, *stopping, video]
 
 
 def callbacks(cfg: DictConfig, own: list[Any], output: Path) -> list[Any]:
@@ -132,7 +134,7 @@ def callbacks(cfg: DictConfig, own: list[Any], output: Path) -> list[Any]:
         ResultsTable(table, experiment=cfg.name, strategies=labels, config=plain, seed=cfg.seed),
         EpisodeProgress(),
         AtomicCheckpoint(output, cfg.trainer.checkpoint_every_n_chunks),
-        WandbReport(history, table, output / "last.ckpt"),
+        WandbReport(history, table, output / "last.ckpt", output / "greedy.gif"),
     ]
 
 

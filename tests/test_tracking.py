@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,7 +16,9 @@ from jobs import ROOT, built, settings, tiny, train, trained
 from test_resume import interrupted
 from wandb.proto.wandb_internal_pb2 import Record
 
+from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
 from bmc_torchrl.results import load
+from bmc_torchrl.training.video import painter
 
 METRICS = {
     *(f"train/{name}" for name in ("loss", "return", "epsilon", "epsilon_min", "epsilon_max")),
@@ -88,6 +91,7 @@ def test_figure_histogram_and_results_table_are_in_the_run(run: Path, output: Pa
     for entry in of_kind(run, "history"):
         sent |= items(entry.item)
     assert sent["posterior._type"] == "image-file"
+    assert sent["greedy_episode._type"] == "video-file"
     assert (run / "files" / sent["posterior.path"]).stat().st_size > 10_000
     assert sent["epsilon_over_runs._type"] == "histogram"
     assert sum(sent["epsilon_over_runs.values"]) == 2
@@ -206,3 +210,11 @@ def test_a_sweep_agent_names_the_wandb_run(tmp_path: Path, monkeypatch) -> None:
     logger, beside = wandb_loggers(tmp_path, offline=True)
     assert logger.version == "abc123"
     assert beside.log_dir.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("env", [SubgoalGridEnv, CartPoleEnv, SupplyChainEnv])
+def test_every_domain_can_be_painted(env) -> None:
+    many = env(batch_size=[2, 3])
+    picture = painter(many)(many.reset()[0, 0], 0)
+    assert picture.shape[-1] == 3
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 3

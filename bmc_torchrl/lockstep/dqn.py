@@ -85,7 +85,7 @@ class DQNLockstep(Lockstep):
         capacity: int,
         epochs: int,
         l2: float = 0.0,
-        mask_truncated: bool = True,
+        mask_truncated: bool = False,
         block: int = 250,
         **options: Any,
     ) -> None:

@@ -154,7 +154,8 @@ class PublishedDQN(LearningRule):
         """See :class:`LearningRule`."""
         kept = transition.select("action", self.feature_key, ("next", self.feature_key))
         kept.set(("next", "reward"), transition.get(("next", "reward")))
-        kept.set(("next", "done"), transition.get(("next", "done")))
+        # The published ε rejects masking where only the step limit ended the episode; see README.
+        kept.set(("next", "terminated"), transition.get(("next", "terminated")))
         # Without a device, TorchRL keeps the cursor that it reads on the host.
         self.replay.extend(kept.unsqueeze(-1).clear_device_())
         action = transition.get("action").unsqueeze(-1)
@@ -184,7 +185,7 @@ class PublishedDQN(LearningRule):
                 following.get("reward").squeeze(-1),
                 value,
                 self.gamma,
-                terminated=following.get("done").squeeze(-1),
+                terminated=following.get("terminated").squeeze(-1),
             ).to(value.dtype)
         parameters = {name: p.detach() for name, p in self.network.named_parameters()}
         return fit_minibatch(

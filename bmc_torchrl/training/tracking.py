@@ -140,12 +140,18 @@ class WandbReport(Callback):
         history: whose figure to send.
         results: the results table's file.
         checkpoint: the last checkpoint.
+        video: a greedy episode, if one was filmed.
     """
 
     def __init__(
-        self, history: PosteriorHistory, results: str | Path, checkpoint: str | Path
+        self,
+        history: PosteriorHistory,
+        results: str | Path,
+        checkpoint: str | Path,
+        video: str | Path,
     ) -> None:
-        self.history, self.results, self.checkpoint = history, Path(results), Path(checkpoint)
+        self.history, self.video = history, Path(video)
+        self.results, self.checkpoint = Path(results), Path(checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Tell W&B that metrics are over chunks."""
@@ -168,6 +174,8 @@ class WandbReport(Callback):
         pictures = [path for path in self.history.figures if path.suffix == ".png"]
         if pictures:
             sent["posterior"] = wandb.Image(str(pictures[0]))
+        if self.video.exists():
+            sent["greedy_episode"] = wandb.Video(str(self.video), format="gif")
         if self.results.exists():
             sent["results"] = wandb.Table(dataframe=load(self.results))
             run.summary["eval/auc"] = float(log.steps.nanmean())
