@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,6 +149,9 @@ def test_a_resumed_job_goes_on_with_its_wandb_run(tmp_path: Path) -> None:
     steps = set()
     for run in runs:
         assert run.name.endswith(identity)
+        deadline = time.monotonic() + 30
+        while not of_kind(run, "run") and time.monotonic() < deadline:
+            time.sleep(0.2)  # W&B's service writes in its own time.
         assert of_kind(run, "run")[0].run_id == identity
         history = (items(entry.item) for entry in of_kind(run, "history"))
         steps |= {row["trainer/global_step"] for row in history if "train/loss" in row}

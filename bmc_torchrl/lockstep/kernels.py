@@ -165,8 +165,9 @@ def bmc_update(posterior: Array, greedy: Scalar, uniform: Scalar, prior: Array) 
     observed = greedy + alpha / total * (uniform - greedy)
     count = posterior[2] + 1
     deviation = observed - posterior[3]
-    mean = posterior[3] + deviation / count
-    m2 = posterior[4] + deviation * (observed - mean)
+    step = deviation / count
+    mean = posterior[3] + step
+    m2 = posterior[4] + deviation * (deviation - step)
     shift = prior[1] / (prior[1] + count) * (mean - prior[0]) ** 2
     a = prior[2] + count / 2
     b = prior[3] + count / 2 * (m2 / max(count - 1, 1.0) + shift)
