@@ -136,7 +136,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
     def update(self, transition: TensorDictBase) -> None:
         """Let the strategy learn from collected data, ``[*batch]`` or ``[*batch, time]``."""
         self.strategy.update(transition)
-        self.updates += 1
+        self.updates.add_(1)
 
     def step(self, frames: int = 1) -> None:
         """``EGreedyModule``'s clock, for strategies that anneal by frames."""
@@ -161,7 +161,9 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         epsilon = self._epsilon(tensordict, acting)
         mask = self._mask(tensordict, action)
         coin, random = self._draw(tensordict, action, mask, acting.batch_size)
-        explores = expand_as_right(coin < epsilon, random)
+        explores = coin < epsilon
+        if explores.shape != random.shape:
+            explores = expand_as_right(explores, random)
         if mask is not None:
             explores = explores & self._layout_of().has_legal(mask, action)
         tensordict.set(self.action_key, torch.where(explores, random, action))
@@ -232,8 +234,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 f"size {tuple(shape)}: build the strategy with batch_shape={list(shape)}, or () to "
                 "share one ε."
             )
-        aligned: Tensor = expand_right(epsilon, shape)
-        return aligned
+        return epsilon if epsilon.shape == shape else expand_right(epsilon, shape)
 
     def _draw(
         self,

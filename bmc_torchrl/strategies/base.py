@@ -82,10 +82,11 @@ class EpsilonStrategy(nn.Module, ABC):
                 f"{sorted(map(str, tensordict.keys(True, True)))}. Returns are written by "
                 "OneStepReturns: explore.update(returns(transition))."
             )
-        buffer = next(self.buffers())
-        if value.device != buffer.device:
+        own = next(iter(self._buffers.values()), None)
+        device = (next(self.buffers()) if own is None else own).device
+        if value.device != device:
             raise ValueError(
-                f"{key!r} is on {value.device} but {type(self).__name__} is on {buffer.device}: "
+                f"{key!r} is on {value.device} but {type(self).__name__} is on {device}: "
                 f"move the strategy with .to({str(value.device)!r})."
             )
         return value
@@ -149,6 +150,8 @@ class EpsilonStrategy(nn.Module, ABC):
         return taken
 
     def _steps(self, transition: TensorDictBase, value: Tensor) -> Tensor:
+        if value.shape == self.batch_shape and transition.batch_size == self.batch_shape:
+            return value.unsqueeze(0)
         dims = transition.batch_dims
         timed = value.ndim > dims > 0 and transition.names[-1] == "time"
         return time_major(value, dims, self.batch_shape, timed)

@@ -73,7 +73,7 @@ def _learn_where(
 
 def _usable(greedy_return: Tensor, uniform_return: Tensor) -> Tensor:
     """Where both returns are numbers whose squares can be summed for ever."""
-    return torch.maximum(greedy_return.abs(), uniform_return.abs()) < LARGEST_RETURN
+    return greedy_return.abs() + uniform_return.abs() < LARGEST_RETURN
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -161,6 +161,11 @@ class BMCEpsilon(EpsilonStrategy):
 
         self.alpha: Tensor
         self.beta: Tensor
+        self.pending_alpha: Tensor
+        self.pending_beta: Tensor
+        self.return_count: Tensor
+        self.return_mean: Tensor
+        self.return_m2: Tensor
         self.register_buffer("alpha", over_states(alpha))
         self.register_buffer("beta", over_states(beta))
         for name in ("return_count", "return_mean", "return_m2"):
@@ -218,9 +223,10 @@ class BMCEpsilon(EpsilonStrategy):
         return alpha / (alpha + beta)
 
     def _posterior(self) -> BMCPosterior:
-        prefix = "pending_" if self.offline else ""
-        names = (prefix + "alpha", prefix + "beta", "return_count", "return_mean", "return_m2")
-        return BMCPosterior(*(self.get_buffer(name) for name in names))
+        alpha, beta = self.alpha, self.beta
+        if self.offline:
+            alpha, beta = self.pending_alpha, self.pending_beta
+        return BMCPosterior(alpha, beta, self.return_count, self.return_mean, self.return_m2)
 
     def update(self, transition: TensorDictBase) -> None:
         """Learn from ``[*batch_shape]`` or ``[*batch_shape, time]`` transitions, in order.
@@ -247,7 +253,7 @@ class BMCEpsilon(EpsilonStrategy):
     def _learn(self, *columns: Tensor) -> None:
         greedy, uniform, taken, *more = columns
         learns = taken & _usable(greedy, uniform)
-        self.skipped += (taken ^ learns).sum(0)
+        self.skipped.add_((taken ^ learns).sum(0))
         if not more:
             self._walk(learns, greedy, uniform)
             return
@@ -294,9 +300,7 @@ class BMCEpsilon(EpsilonStrategy):
             result, ratio = posterior, self.log_evidence_ratio
             for which, g, u in zip(*(x.unbind(0) for x in (learns, greedy, uniform)), strict=True):
                 result, ratio = _learn_where(which, result, g, u, self.likelihood)
-        for buffer, value in zip(posterior, result, strict=True):
-            buffer.copy_(value)
-        self.log_evidence_ratio.copy_(ratio)
+        torch._foreach_copy_([*posterior, self.log_evidence_ratio], [*result, ratio])
 
     def _step(
         self, learns: Tensor, greedy: Tensor, uniform: Tensor, *state_and_done: Tensor
