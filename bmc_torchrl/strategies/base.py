@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right, expand_right
-from torch import Tensor, nn
+from torch import Tensor
+
+from bmc_torchrl.precision import KeepsPrecision
 
 __all__ = ["EpsilonStrategy", "gather_state", "per_run_buffer", "state_index", "time_major"]
 
 MASK_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
 
 
-class EpsilonStrategy(nn.Module, ABC):
+class EpsilonStrategy(KeepsPrecision, ABC):
     """A source of ε, one value per run.
 
     :meth:`epsilon` says with which probability to explore now; :meth:`update` learns from a
@@ -155,15 +157,6 @@ class EpsilonStrategy(nn.Module, ABC):
         dims = transition.batch_dims
         timed = value.ndim > dims > 0 and transition.names[-1] == "time"
         return time_major(value, dims, self.batch_shape, timed)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if moved is not None and moved.dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(moved.device)
-        return self
 
     def extra_repr(self) -> str:
         """The batch shape, beside what the subclass adds."""

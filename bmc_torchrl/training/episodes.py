@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Self
-
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
+
+from bmc_torchrl.precision import KeepsPrecision
 
 __all__ = ["ACTIVE_KEY", "EpisodeLog"]
 
@@ -15,7 +14,7 @@ ACTIVE_KEY = ("collector", "mask")
 """Where a transition says whether its run is still learning; strategies skip the others."""
 
 
-class EpisodeLog(nn.Module):
+class EpisodeLog(KeepsPrecision):
     """Counters and results of each run, on the device, as buffers.
 
     ``steps``, ``returns`` and ``epsilons`` are ``[runs, episodes]``: the greedy tests after each
@@ -83,16 +82,6 @@ class EpisodeLog(nn.Module):
             last = table.gather(-1, (self.done - 1).clamp(min=0).unsqueeze(-1))
             table.copy_(torch.where(later & runs.unsqueeze(-1), last, table))
         self.stopped |= runs
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Keep the results' precision whatever the module is cast to."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if moved is not None and buffer is not None and moved.dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(moved.device)
-        return self
 
     def _write(self, table: Tensor, where: Tensor, value: Tensor, offset: int = 0) -> None:
         index = (self.done + offset).clamp(0, self.episodes - 1).unsqueeze(-1)
