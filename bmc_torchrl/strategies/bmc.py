@@ -300,7 +300,9 @@ class BMCEpsilon(EpsilonStrategy):
             result, ratio = posterior, self.log_evidence_ratio
             for which, g, u in zip(*(x.unbind(0) for x in (learns, greedy, uniform)), strict=True):
                 result, ratio = _learn_where(which, result, g, u, self.likelihood)
-        torch._foreach_copy_([*posterior, self.log_evidence_ratio], [*result, ratio])
+        for buffer, value in zip(posterior, result, strict=True):
+            buffer.copy_(value)
+        self.log_evidence_ratio.copy_(ratio)
 
     def _step(
         self, learns: Tensor, greedy: Tensor, uniform: Tensor, *state_and_done: Tensor
