@@ -15,6 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 from torchrl.data import Categorical
 from torchrl.modules import QValueActor
 
+from bmc_torchrl.envs.factored import active_features
+
 __all__ = ["ActiveFeatures", "QNetwork", "QTable", "RunLinear", "q_actor"]
 
 Initializer = Callable[[Tensor], object]
@@ -268,11 +270,7 @@ class ActiveFeatures(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """Feature indices ``[*batch, len(sizes)]`` of `state` ``[*batch]``."""
-        features = []
-        for axis in reversed(range(len(self.sizes))):
-            features.append(state % self.sizes[axis] + sum(self.sizes[:axis]))
-            state = state // self.sizes[axis]
-        return torch.stack(features[::-1], -1)
+        return active_features(state, self.sizes)
 
 
 def q_actor(
