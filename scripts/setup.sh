@@ -9,7 +9,7 @@ if [ "$(cat .venv/.installed 2>/dev/null)" != "$stamp" ]; then
   [ -x .venv/bin/python ] || "$python" -m venv .venv || exit 1
   # torch first and pinned: whatever comes after finds it installed.
   .venv/bin/python -m pip install -q -c constraints.txt torch &&
-    .venv/bin/python -m pip install -q -c constraints.txt -e '.[experiments,dev]' || exit 1
+    .venv/bin/python -m pip install -q -c constraints.txt -e '.[experiments,examples,dev]' || exit 1
   echo "$stamp" > .venv/.installed
 fi
 exec 9>&-
