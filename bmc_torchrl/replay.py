@@ -1,4 +1,4 @@
-"""Replay of ``[runs, time]`` data: every run samples its own past."""
+"""Replay of ``[runs, time]`` data, every run sampling its own past; and of surprising data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, ReplayBuffer
-from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler, Sampler
+from torchrl.data.replay_buffers.utils import unravel_index
 
-__all__ = ["RunSampler", "distinct_indices", "run_replay_buffer"]
+__all__ = ["ProportionalSampler", "RunSampler", "distinct_indices", "run_replay_buffer"]
 
 
 def distinct_indices(uniform: Tensor, population: int | Tensor) -> Tensor:
@@ -121,3 +122,72 @@ def run_replay_buffer(
     """
     storage = LazyTensorStorage(capacity * runs, ndim=2, device=device)
     return ReplayBuffer(storage=storage, sampler=RunSampler(), batch_size=batch_size)
+
+
+class ProportionalSampler(PrioritizedSampler):  # type: ignore[misc]
+    r"""Proportional prioritised replay (Schaul et al. 2016) on plain tensors.
+
+    Transition :math:`i` is drawn with probability :math:`P(i) = p_i^\alpha / \sum_j p_j^\alpha` and
+    weighs :math:`(N P(i))^{-\beta}`, relative to the greatest weight in the buffer. Everything else
+    is TorchRL's ``PrioritizedSampler``, whose compiled trees load only beside the torch that they
+    were built for. A sample costs one cumulative sum of the priorities, on their device, and is
+    drawn by torch's generator.
+
+    Args:
+        max_capacity: of the buffer's storage.
+        alpha: how much priorities matter; 0 is uniform.
+        beta: how much the weights correct for that; 1 is fully.
+        eps: added to every priority, so that none is zero.
+        device: where the priorities are; by default on a GPU if the storage is.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import TensorDictReplayBuffer
+        >>> sampler = ProportionalSampler(3, alpha=1.0, beta=1.0)
+        >>> storage = LazyTensorStorage(3)
+        >>> replay = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4)
+        >>> index = replay.extend(TensorDict({"state": torch.arange(3)}, [3]))
+        >>> replay.update_priority(index, torch.tensor([0.0, 5.0, 0.0]))
+        >>> replay.sample()["state"]
+        tensor([1, 1, 1, 1])
+    """
+
+    reduction = "max"
+    dtype = torch.float32
+    _max_priority_within_buffer = False
+
+    # TorchRL's constructor would warn that its trees are missing.
+    def __init__(
+        self,
+        max_capacity: int,
+        alpha: float,
+        beta: float,
+        eps: float = 1e-8,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if min(alpha, beta) < 0:
+            raise ValueError(f"alpha and beta must not be negative, got {alpha} and {beta}.")
+        self._max_capacity, self._eps = max_capacity, eps
+        self._alpha, self._beta = alpha, beta
+        self._device = None if device is None else torch.device(device)
+        self._init()
+
+    def _init(self) -> None:
+        priorities = torch.zeros(self._max_capacity, dtype=self.dtype, device=self._device)
+        # What TorchRL writes to both of its trees; 0 is an entry that was never written.
+        self._sum_tree = self._min_tree = priorities
+        self._max_priority = None
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
+        """Indices drawn in proportion to the priorities, and their ``"priority_weight"``."""
+        self._maybe_init_from_storage(storage)
+        size = len(storage)
+        if size == 0:
+            raise RuntimeError("Cannot sample from an empty storage.")
+        priorities = self._sum_tree[:size]
+        total = priorities.cumsum(0, dtype=torch.float64)
+        mass = torch.rand(batch_size, dtype=torch.float64, device=total.device, generator=self._rng)
+        index = torch.searchsorted(total, mass * total[-1], right=True).clamp_(max=size - 1)
+        weight = (priorities[index] / priorities.min()) ** -self.beta
+        where = unravel_index(index, storage.shape) if storage.ndim > 1 else index
+        return where, {"priority_weight": weight}

@@ -1,4 +1,3 @@
-import functools
 import io
 import itertools
 
@@ -10,11 +9,12 @@ from torchrl.data import (
     LazyTensorStorage,
     ReplayBuffer,
     TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
 )
 from torchrl.data.replay_buffers.samplers import prioritized
 
 from bmc_torchrl.objectives import ExpectedSarsaLoss
-from bmc_torchrl.replay import RunSampler, distinct_indices, run_replay_buffer
+from bmc_torchrl.replay import ProportionalSampler, RunSampler, distinct_indices, run_replay_buffer
 from bmc_torchrl.values import QTable, q_actor
 
 
@@ -134,44 +134,111 @@ def test_sampling_waits_until_every_run_holds_a_batch():
         sampler.can_sample(LazyTensorStorage(18), 4)
 
 
-class ScanTree:
-    """A segment tree's interface over a plain tensor."""
-
-    def __init__(self, size, empty, reduce):
-        self.values, self.reduce = torch.full((size,), empty), reduce
-
-    def __setitem__(self, index, value):
-        self.values[index] = torch.as_tensor(value, dtype=self.values.dtype)
-
-    def __getitem__(self, index):
-        return self.values[index]
-
-    def query(self, left, right):
-        return self.reduce(self.values[left:right]).item()
-
-    def scan_lower_bound(self, mass):
-        return torch.searchsorted(self.values.cumsum(0), torch.as_tensor(mass))
+def prioritised(priorities, alpha=0.6, beta=0.4, batch_size=1000):
+    """A buffer of so many numbered transitions with these priorities."""
+    size = len(priorities)
+    sampler = ProportionalSampler(size, alpha=alpha, beta=beta)
+    replay = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(size), sampler=sampler, batch_size=batch_size
+    )
+    index = replay.extend(TensorDict({"state": torch.arange(size)}, [size]))
+    replay.update_priority(index, torch.as_tensor(priorities))
+    return replay
 
 
-@pytest.fixture(params=["compiled", "scan"])
-def segment_tree(request, monkeypatch):
-    """TorchRL's trees; where its binary does not load beside our torch, a stand-in for them."""
-    if request.param == "compiled" and prioritized.SumSegmentTreeFp32 is None:
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_transitions_are_drawn_in_proportion_to_their_priority_to_the_alpha(alpha):
+    priorities = torch.rand(20) * 3 + 0.05
+    replay = prioritised(priorities, alpha=alpha, batch_size=40_000)
+    counts = torch.bincount(replay.sample()["state"], minlength=20)
+    share = priorities.double() ** alpha
+    assert stats.chisquare(counts.numpy(), (40_000 * share / share.sum()).numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_weights_are_those_of_schaul_et_al(beta):
+    priorities = torch.rand(20) * 3 + 0.05
+    batch = prioritised(priorities, alpha=0.6, beta=beta).sample()
+    probability = priorities**0.6 / (priorities**0.6).sum()
+    weight = (20 * probability) ** -beta
+    torch.testing.assert_close(batch["priority_weight"], (weight / weight.max())[batch["state"]])
+
+
+def test_weighted_samples_average_as_uniform_ones_would():
+    priorities, value = torch.rand(20) * 3 + 0.05, torch.randn(20)
+    batch = prioritised(priorities, alpha=1.0, beta=1.0, batch_size=200_000).sample()
+    weight = batch["priority_weight"]
+    mean = (weight * value[batch["state"]]).sum() / weight.sum()
+    assert float(mean) == pytest.approx(float(value.mean()), abs=0.02)
+
+
+def test_new_transitions_get_the_greatest_priority_and_a_full_buffer_forgets_the_oldest():
+    replay = prioritised([1.0, 4.0, 2.0], alpha=1.0, batch_size=20_000)
+    replay.extend(TensorDict({"state": torch.tensor([7])}, [1]))
+    counts = torch.bincount(replay.sample()["state"], minlength=8)
+    assert counts[0] == 0
+    torch.testing.assert_close(
+        counts[[7, 1, 2]] / 20_000, torch.tensor([4, 4, 2]) / 10, atol=0.02, rtol=0
+    )
+
+
+def test_a_zero_error_is_hardly_ever_drawn_and_never_breaks_the_weights():
+    batch = prioritised([0.0, 5.0, 0.0], alpha=1.0).sample()
+    assert batch["state"].unique().tolist() == [1]
+    assert prioritised([0.0, 0.0], alpha=1.0).sample()["priority_weight"].unique().tolist() == [1]
+
+
+def test_a_saved_prioritised_buffer_draws_what_the_original_draws():
+    replay, restored = prioritised([1.0, 4.0, 2.0]), prioritised([1.0, 1.0, 1.0])
+    file = io.BytesIO()
+    torch.save(replay.sampler.state_dict(), file)
+    file.seek(0)
+    restored.sampler.load_state_dict(torch.load(file, weights_only=True))
+    for each in (replay, restored):
+        each.update_priority(torch.tensor([0]), torch.tensor([3.0]))
+    drawn = []
+    for each in (replay, restored):
+        torch.manual_seed(1)
+        drawn.append(each.sample())
+    assert (drawn[0] == drawn[1]).all()
+
+
+# TorchRL gives the indices to NumPy.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_priorities_of_a_storage_with_runs_belong_to_time_and_run():
+    sampler = ProportionalSampler(12, alpha=1.0, beta=1.0)
+    replay = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(12, ndim=2), sampler=sampler, batch_size=50
+    )
+    replay.extend(stamped(0, 4, 3))
+    priorities = torch.zeros(12)
+    priorities[4] = 1.0
+    sampler.update_priority(torch.arange(12), priorities)
+    assert (replay.sample()["state"] == 1001).all()
+
+
+def test_impossible_exponents_and_an_empty_buffer_are_refused():
+    with pytest.raises(ValueError, match=r"must not be negative, got -0\.1 and 1"):
+        ProportionalSampler(4, alpha=-0.1, beta=1)
+    with pytest.raises(RuntimeError, match="empty storage"):
+        ProportionalSampler(4, alpha=1, beta=1).sample(LazyTensorStorage(4), 2)
+
+
+def compiled_or_own(kind, **options):
+    if kind == "own":
+        sampler = ProportionalSampler(4, alpha=1.0, beta=1.0)
+        return TensorDictReplayBuffer(sampler=sampler, **options)
+    if prioritized.SumSegmentTreeFp32 is None:
         pytest.skip("torchrl's compiled segment trees do not load beside this torch")
-    if request.param == "scan":
-        for dtype in ("Fp32", "Fp64"):
-            for kind, empty, reduce in (("Sum", 0.0, torch.sum), ("Min", torch.inf, torch.amin)):
-                tree = functools.partial(ScanTree, empty=empty, reduce=reduce)
-                monkeypatch.setattr(prioritized, f"{kind}SegmentTree{dtype}", tree)
+    return TensorDictPrioritizedReplayBuffer(alpha=1.0, beta=1.0, **options)
 
 
-@pytest.mark.usefixtures("segment_tree")
-def test_torchrls_prioritised_replay_reads_the_errors_of_our_loss():
-    torch.manual_seed(0)
+@pytest.mark.parametrize("kind", ["compiled", "own"])
+def test_prioritised_replay_reads_the_errors_of_our_loss(kind):
     loss = ExpectedSarsaLoss(q_actor(QTable(4, 2), 2), epsilon=0.1)
     loss.make_value_estimator(gamma=0.5)
-    replay = TensorDictPrioritizedReplayBuffer(
-        alpha=1.0, beta=1.0, storage=LazyTensorStorage(4), batch_size=64, priority_key="td_error"
+    replay = compiled_or_own(
+        kind, storage=LazyTensorStorage(4), batch_size=64, priority_key="td_error"
     )
     reward = torch.tensor([[1.0], [0.0], [0.0], [3.0]])
     done = torch.ones(4, 1, dtype=torch.bool)

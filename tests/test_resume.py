@@ -21,12 +21,13 @@ from bmc_torchrl.training.stream import random_state, restore_random_state, seed
 JOBS = {
     "tabular": tiny("grid_sarsa", "trainer.chunk_steps=8"),
     "published DQN": tiny("cart_dqn", "strategy=vdbe", "trainer.chunk_steps=4"),
-    "DQN": tiny(
+    "prioritised DQN": tiny(
         "grid_dqn",
         "learner=dqn",
         "runs=1",
         "learner.warmup=8",
         "learner.batch_size=4",
+        "learner.prioritized=true",
         "trainer.chunk_steps=8",
     ),
 }

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
-from torchrl.data import (
-    LazyTensorStorage,
-    ReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import EnvBase
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
+from bmc_torchrl.replay import ProportionalSampler
 from bmc_torchrl.training.rules import LearningRule, LossRule, PublishedDQN, TabularSarsa
 from bmc_torchrl.values import ActiveFeatures, QNetwork, QTable, q_actor
 
@@ -114,16 +110,6 @@ def published_dqn(
     return Learner(q_actor(network, env.num_actions, in_key=key), rule)
 
 
-def _prioritized_replay(**options: Any) -> ReplayBuffer:
-    try:
-        return TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, **options)
-    except RuntimeError as error:
-        raise ValueError(
-            f"prioritized=true needs TorchRL's compiled trees, which do not load here ({error}): "
-            "install the torchrl that was built for this torch, or use prioritized=false."
-        ) from error
-
-
 def dqn(
     env: EnvBase,
     runs: int,
@@ -156,7 +142,7 @@ def dqn(
         target_tau: of the target network's soft update.
         double: Double DQN.
         dueling: dueling head.
-        prioritized: prioritised replay.
+        prioritized: prioritised replay, α = 0.6 and β = 0.4.
         max_grad_norm: gradient clipping.
     """
     if runs != 1:
@@ -168,11 +154,11 @@ def dqn(
     loss = DQNLoss(actor, action_space="categorical", delay_value=True, double_dqn=double)
     loss.make_value_estimator(gamma=gamma)
     storage = LazyTensorStorage(capacity, device=env.device)
-    buffer = _prioritized_replay if prioritized else TensorDictReplayBuffer
+    sampler = ProportionalSampler(capacity, alpha=0.6, beta=0.4) if prioritized else None
     rule = LossRule(
         loss,
         functools.partial(torch.optim.Adam, lr=learning_rate),
-        buffer(storage=storage, batch_size=batch_size),
+        TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size),
         q_actor=actor,
         target_updater=functools.partial(SoftUpdate, tau=target_tau),
         updates_per_step=updates_per_step,
