@@ -174,7 +174,7 @@ def welford_update(moments: Moments, observation: Tensor, taken: Tensor | None =
     if taken is None:
         taken = torch.ones_like(moments.num, dtype=torch.bool)
     count = moments.num + taken
-    deviation = torch.where(taken, observation - moments.mean, 0.0)
+    deviation = torch.where(taken, observation, moments.mean) - moments.mean
     step = deviation / count.clamp(min=1)
     return Moments(
         count, moments.mean + step, torch.addcmul(moments.m2, deviation, deviation - step)
@@ -196,8 +196,9 @@ def precision_posterior(
 ) -> tuple[Tensor, Tensor]:
     r"""Gamma posterior :math:`(a, b)` of the returns' precision ([GSL19], Eq. (9))."""
     half = moments.num / 2
-    shift = (moments.mean - mu0) ** 2 * tau0 / (tau0 + moments.num)
-    return a0 + half, b0 + half * (moments.variance + shift)
+    shift = (moments.mean - mu0).square()
+    scatter = torch.addcdiv(moments.variance, shift, moments.num + tau0, value=tau0)
+    return half + a0, half * scatter + b0
 
 
 def student_t_log_evidence_ratio(
@@ -220,9 +221,10 @@ def student_t_log_evidence_ratio(
     """
     total = alpha + beta
     smaller, tau = torch.minimum(alpha, beta) / total, (beta - alpha) / total
-    squared = gap**2
-    ratio = torch.log1p(tau.abs() * squared / torch.add(smaller**2 * squared, b, alpha=2))
-    return (-0.5 - a) * torch.copysign(ratio, tau)
+    squared = gap.square()
+    width = torch.add(smaller.square() * squared, b, alpha=2)
+    ratio = torch.log1p(tau.abs() * squared / width)
+    return (a + 0.5) * torch.copysign(ratio, -tau)
 
 
 def gaussian_log_evidence_ratio(
@@ -260,12 +262,13 @@ def beta_moment_match(
     """
     e_u, e_q = log_evidence_ratio.clamp(max=0).exp(), (-log_evidence_ratio).clamp(max=0).exp()
     u, g = alpha * e_u, beta * e_q
-    evidence = u + g
+    evidence, both = u + g, u * g
     spread = torch.addcmul(u, alpha, evidence) * torch.addcmul(g, beta, evidence)
-    c = alpha * beta * (e_q - e_u) / torch.addcmul(spread, u * g, alpha + beta + 1)
+    spread = spread + torch.addcmul(both, both, alpha + beta)
+    c = alpha * beta * (e_q - e_u) / spread
     return (
-        torch.addcmul(alpha, u * (alpha + 1), c, value=-1),
-        torch.addcmul(beta, g * (beta + 1), c),
+        torch.addcmul(alpha, torch.addcmul(u, u, alpha), c, value=-1),
+        torch.addcmul(beta, torch.addcmul(g, g, beta), c),
     )
 
 

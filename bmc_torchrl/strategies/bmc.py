@@ -73,7 +73,7 @@ def _learn_where(
 
 def _usable(greedy_return: Tensor, uniform_return: Tensor) -> Tensor:
     """Where both returns are numbers whose squares can be summed for ever."""
-    return greedy_return.abs() + uniform_return.abs() < LARGEST_RETURN
+    return torch.hypot(greedy_return, uniform_return) < LARGEST_RETURN
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -248,12 +248,19 @@ class BMCEpsilon(EpsilonStrategy):
             columns.append(self._state_left(transition, self.num_states, greedy))
         if self.offline:
             columns.append(expand_as_right(self._episode_end(transition), greedy))
+        if greedy.shape == transition.batch_size == self.batch_shape:
+            return tuple(columns)
         return tuple(self._steps(transition, column) for column in columns)
 
     def _learn(self, *columns: Tensor) -> None:
         greedy, uniform, taken, *more = columns
         learns = taken & _usable(greedy, uniform)
-        self.skipped.add_((taken ^ learns).sum(0))
+        skipped = taken ^ learns
+        if greedy.ndim == len(self.batch_shape):
+            self.skipped.add_(skipped)
+            self._step(learns, greedy, uniform, *more)
+            return
+        self.skipped.add_(skipped.sum(0))
         if not more:
             self._walk(learns, greedy, uniform)
             return
@@ -300,9 +307,16 @@ class BMCEpsilon(EpsilonStrategy):
             result, ratio = posterior, self.log_evidence_ratio
             for which, g, u in zip(*(x.unbind(0) for x in (learns, greedy, uniform)), strict=True):
                 result, ratio = _learn_where(which, result, g, u, self.likelihood)
-        for buffer, value in zip(posterior, result, strict=True):
-            buffer.copy_(value)
-        self.log_evidence_ratio.copy_(ratio)
+        self._write(posterior, result, ratio)
+
+    def _write(self, buffers: BMCPosterior, values: BMCPosterior, ratio: Tensor) -> None:
+        into, values_and_ratio = [*buffers, self.log_evidence_ratio], [*values, ratio]
+        if torch.compiler.is_compiling():
+            # Inductor 2.13 miscompiles the fused copy.
+            for buffer, value in zip(into, values_and_ratio, strict=True):
+                buffer.copy_(value)
+        else:
+            torch._foreach_copy_(into, values_and_ratio)
 
     def _step(
         self, learns: Tensor, greedy: Tensor, uniform: Tensor, *state_and_done: Tensor
@@ -315,12 +329,12 @@ class BMCEpsilon(EpsilonStrategy):
             index = rest.pop(0)
             before = BMCPosterior(*(gather_state(buffer, index) for buffer in buffers))
         after, ratio = _learn_where(learns, before, greedy, uniform, self.likelihood)
-        for buffer, value in zip(buffers, after, strict=True):
-            if index is None:
-                buffer.copy_(value)
-            else:
+        if index is None:
+            self._write(buffers, after, ratio)
+        else:
+            for buffer, value in zip(buffers, after, strict=True):
                 buffer.scatter_(-1, index.unsqueeze(-1), value.unsqueeze(-1))
-        self.log_evidence_ratio.copy_(ratio)
+            self.log_evidence_ratio.copy_(ratio)
         if self.offline:
             done = rest.pop(0) if self.num_states is None else rest.pop(0).unsqueeze(-1)
             self.alpha.copy_(torch.where(done, buffers.alpha, self.alpha))
