@@ -132,11 +132,12 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         """ε now, one per run: ``[*batch_shape]``."""
         return self.strategy.eps
 
-    @torch.no_grad()
     def update(self, transition: TensorDictBase) -> None:
         """Let the strategy learn from collected data, ``[*batch]`` or ``[*batch, time]``."""
-        self.strategy.update(transition)
-        self.updates.add_(1)
+        # Inference mode is the cheaper one, and does not compile.
+        with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
+            self.strategy.update(transition)
+            self.updates.add_(1)
 
     def step(self, frames: int = 1) -> None:
         """``EGreedyModule``'s clock, for strategies that anneal by frames."""
@@ -252,7 +253,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             noise = torch.rand(value.shape, device=device)
             return coin, layout.from_softmax(value / self.temperature, noise, mask, action)
         if shape == batch:
-            coin, which = torch.rand((2, *shape), device=device).unbind(0)
+            coin, which = torch.rand(2, *shape, device=device).unbind(0)
         else:
             coin, which = torch.rand(batch, device=device), torch.rand(shape, device=device)
         return coin, layout.from_uniform(which, mask, action)

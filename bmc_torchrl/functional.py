@@ -220,11 +220,11 @@ def student_t_log_evidence_ratio(
         b: rate of the precision's posterior, ``[*batch]``.
     """
     total = alpha + beta
-    smaller, tau = torch.minimum(alpha, beta) / total, (beta - alpha) / total
+    smaller, lead = torch.minimum(alpha, beta) / total, (alpha - beta) / total
     squared = gap.square()
     width = torch.add(smaller.square() * squared, b, alpha=2)
-    ratio = torch.log1p(tau.abs() * squared / width)
-    return (a + 0.5) * torch.copysign(ratio, -tau)
+    ratio = torch.log1p(lead.abs() * squared / width)
+    return (a + 0.5) * torch.copysign(ratio, lead)
 
 
 def gaussian_log_evidence_ratio(

@@ -25,7 +25,7 @@ from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_b
 __all__ = ["BMCEpsilon", "BMCPosterior", "bmc_step"]
 
 LARGEST_RETURN = 1e100
-"""Returns beyond it, infinite or NaN, are skipped."""
+"""Pairs of returns of a larger norm, infinite or NaN, are skipped."""
 
 
 class BMCPosterior(NamedTuple):
@@ -73,7 +73,8 @@ def _learn_where(
 
 def _usable(greedy_return: Tensor, uniform_return: Tensor) -> Tensor:
     """Where both returns are numbers whose squares can be summed for ever."""
-    return torch.hypot(greedy_return, uniform_return) < LARGEST_RETURN
+    squared = torch.addcmul(greedy_return.square(), uniform_return, uniform_return)
+    return squared < LARGEST_RETURN**2
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -276,7 +277,7 @@ class BMCEpsilon(EpsilonStrategy):
                 f"{key!r} has shape {tuple(value.shape)}, less than the transition's batch size "
                 f"{tuple(transition.batch_size)}."
             )
-        return value.to(self.alpha.dtype)
+        return value.double()
 
     def _episode_end(self, transition: TensorDictBase) -> Tensor:
         if transition.batch_dims > len(self.batch_shape) + 1:
