@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+import cloudpickle  # type: ignore[import-untyped]
 import pandas as pd
 from rich.console import Console
 from rich.progress import (
@@ -90,6 +95,8 @@ def execute(
 ) -> None:
     """Compute `batches` in `workers` processes, showing what is known so far.
 
+    The processes end when this one does, however it ends.
+
     Args:
         batches: what to do, in order.
         compute: computes a batch and keeps it; returns its mean performance.
@@ -106,11 +113,13 @@ def execute(
         TimeRemainingColumn(),
     )
     context = multiprocessing.get_context("spawn")
+    # By value where it must be: in a launcher's job the script is no module that can be imported.
+    pickled = cloudpickle.dumps(compute)
     waiting = iter(batches)
     running: dict[Future[float], Batch] = {}
     with (
         Progress(*columns, console=console) as bar,
-        ProcessPoolExecutor(workers, mp_context=context) as pool,
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool,
     ):
         task = bar.add_task("batches", total=len(batches))
         while True:
@@ -118,7 +127,7 @@ def execute(
                 batch = next(waiting, None)
                 if batch is None:
                     break
-                running[pool.submit(compute, batch)] = batch
+                running[pool.submit(_call, pickled, batch)] = batch
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -128,9 +137,38 @@ def execute(
                 bar.advance(task)
 
 
+def _call(pickled: bytes, batch: Batch) -> float:
+    return float(cloudpickle.loads(pickled)(batch))
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the process that started it has ended, were it killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait_and_end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_and_end, daemon=True).start()
+
+
 def publish(output: str | Path, experiment: str, target: str | Path) -> None:
-    """Join the parts of an experiment into its table, and write its small tables to `target`."""
+    """Join the parts of an experiment into its table, and write its small tables to `target`.
+
+    Jobs that share an experiment publish one after the other, each all parts that there are by
+    then: the last one publishes the whole.
+    """
     parts = parts_of(output, experiment)
     path = Path(output) / experiment / "table.parquet"
-    table = parts.merge(path)
-    write_results(table, target, load_metadata(path), timings=parts.cells())
+    with _only_one(path.with_suffix(".lock")):
+        table = parts.merge(path)
+        write_results(table, target, load_metadata(path), timings=parts.cells())
+
+
+@contextlib.contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """A section that one process at a time is in; the lock of a killed process is free."""
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import composition
 import hydra
 import torch
 from composition import build_engine, build_strategy, experiment_config, strategy_seed
@@ -17,6 +19,9 @@ from bmc_torchrl.measures import measure
 from bmc_torchrl.results import provenance
 from bmc_torchrl.sweeps import Batch, execute, finished_table, parts_of, plan, publish
 from bmc_torchrl.training.settings import chosen_strategies
+
+# A launcher's jobs do not have this folder on their path.
+cloudpickle.register_pickle_by_value(composition)
 
 DECISIVE = ("gamma", "episodes", "settings", "learner", "domain", "families")
 
