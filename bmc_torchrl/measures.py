@@ -75,6 +75,18 @@ MEASURES = {
     "grid": Measure("grid-world", "steps", "steps to the final goal", True, 22.0),
     "cart": Measure("cart-pole", "steps", "steps balanced", False, 200.0),
     "supply": Measure("supply-chain", "return", "discounted return", False, 13.57),
+    "frozen4": Measure("FrozenLake 4×4", "return", "goals reached", False, None),
+    "frozen8": Measure("FrozenLake 8×8", "return", "goals reached", False, None),
+    "cliff": Measure("CliffWalking", "return", "return", False, -13.0),
+    "taxi": Measure("Taxi", "return", "return", False, None),
+    "cartpole": Measure("CartPole-v1", "return", "return", False, 500.0),
+    "acrobot": Measure("Acrobot", "return", "return", False, None),
+    "lander": Measure("LunarLander", "return", "return", False, None),
+    "breakout": Measure("MinAtar Breakout", "return", "return", False, None),
+    "deepsea": Measure("bsuite deep sea", "return", "return", False, 0.99),
+    "swingup": Measure("bsuite cart-pole swing-up", "return", "return", False, None),
+    "empty": Measure("MiniGrid Empty", "return", "return", False, None),
+    "doorkey": Measure("MiniGrid DoorKey", "return", "return", False, None),
 }
 
 

@@ -236,7 +236,10 @@ class QNetwork(nn.Module):
                 f"[..., active_features={self.active_features}]."
             )
         if not indices:
-            features = features.to(next(self.parameters()).dtype)
+            # A target network's weights are plain tensors, which parameters() does not find.
+            weight = self.layers[0].weight
+            assert isinstance(weight, Tensor)
+            features = features.to(weight.dtype)
         for depth, layer in enumerate(self.layers[:-1]):
             features = layer(features, indices and depth == 0).relu()
         return self._head(features, indices and len(self.layers) == 1)

@@ -86,32 +86,36 @@ def build_torchrl(cfg: DictConfig) -> Job:
     env = make_env(batch_size=[runs], **options)
     strategy = build_strategy(cfg, entries, cfg.runs)
     q_actor, rule = instantiate(cfg.learner)(env, runs, cfg.gamma)
+    test_every = cfg.domain.get("test_every", 1)
     masked = "terminated" if cfg.settings.mask_terminated else None
+    returns = OneStepReturns(q_actor, cfg.gamma, terminated_key=masked)
     learner = EpsilonGreedyLearner(
         q_actor,
-        AdaptiveEGreedyModule(env.action_spec, strategy, device=device),
-        OneStepReturns(q_actor, cfg.gamma, terminated_key=masked),
+        AdaptiveEGreedyModule(
+            env.action_spec, strategy, action_mask_key=returns.action_mask_key, device=device
+        ),
+        returns,
         rule,
         runs=runs,
         episodes=cfg.episodes,
         next_action=cfg.settings.next_action,
         shared_posterior=cfg.shared_posterior,
         log_every_n_chunks=cfg.trainer.log_every_n_chunks,
+        test_every=test_every,
         compile=OmegaConf.to_object(cfg.trainer.compile)
         if isinstance(cfg.trainer.compile, DictConfig)
         else cfg.trainer.compile,
     )
-    chunks = -(-cfg.episodes * cfg.domain.max_steps // cfg.trainer.chunk_steps)
-    stream = TransitionStream(
-        env, learner.policy, chunk_steps=cfg.trainer.chunk_steps, num_chunks=chunks
-    )
+    chunk_steps = cfg.trainer.chunk_steps * test_every
+    chunks = -(-cfg.episodes * cfg.domain.max_steps // chunk_steps)
+    stream = TransitionStream(env, learner.policy, chunk_steps=chunk_steps, num_chunks=chunks)
     all_end_with_a_chunk = (
         cfg.domain.shortest_episode == cfg.domain.max_steps
-        and cfg.domain.max_steps % cfg.trainer.chunk_steps == 0
+        and cfg.domain.max_steps % chunk_steps == 0
     )
     evaluation = GreedyEvaluation(
         make_env(batch_size=[runs, cfg.domain.tests], **options),
-        gamma=cfg.gamma,
+        gamma=cfg.domain.get("test_gamma", cfg.gamma),
         max_steps=cfg.domain.max_steps,
         seed=cfg.seed + 1,
         snapshot=not all_end_with_a_chunk,

@@ -14,6 +14,9 @@ from bmc_torchrl.training import EpsilonGreedyLearner
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = [f"{d}_{n}" for d in ("grid", "cart", "supply") for n in ("sarsa", "dqn")]
+TABULAR = [f"{domain}_sarsa" for domain in ("cliff", "frozen4", "frozen8", "taxi")]
+NETWORKS = ("acrobot", "breakout", "cartpole", "deepsea", "doorkey", "empty", "lander", "swingup")
+FOREIGN = [*TABULAR, *(f"{domain}_dqn" for domain in NETWORKS)]
 
 
 def _script(name: str):

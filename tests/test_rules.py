@@ -217,8 +217,8 @@ def test_impossible_arguments_are_named() -> None:
         TabularSarsa(QTable(2, 2), 1.5)
     with pytest.raises(ValueError, match="capacity=3 must hold a batch of batch_size=4"):
         PublishedDQN(QTable(2, 2, runs=1), runs=1, gamma=0.9, batch_size=4, capacity=3)
-    with pytest.raises(ValueError, match="learner=dqn trains one run, got runs=2"):
-        dqn(ProbeEnv(batch_size=[2]), 2, 0.9)
+    with pytest.raises(ValueError, match="prioritized=true is for one run, got runs=2"):
+        dqn(ProbeEnv(batch_size=[2]), 2, 0.9, prioritized=True)
     table, actor = table_and_actor(runs=1)
     explore = AdaptiveEGreedyModule(Categorical(2, shape=[1]))
     returns = OneStepReturns(actor, 0.9)

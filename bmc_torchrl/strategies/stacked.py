@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import expand_right
 from torch import Tensor, nn
 
-from bmc_torchrl.strategies.base import EpsilonStrategy
+from bmc_torchrl.strategies.base import MASK_KEYS, EpsilonStrategy
 
 __all__ = ["StackedEpsilon"]
 
@@ -59,7 +59,8 @@ class StackedEpsilon(EpsilonStrategy):
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """ε of each run, from the strategy it belongs to."""
-        parts = [strategy.epsilon(tensordict[runs]) for strategy, runs in self._slices()]
+        read = tensordict.select(*([] if self.state_key is None else [self.state_key]))
+        parts = [strategy.epsilon(read[runs]) for strategy, runs in self._slices()]
         dims = max(part.ndim for part in parts)
         rest = next(part.shape[1:] for part in parts if part.ndim == dims)
         return torch.cat([expand_right(part, (len(part), *rest)) for part in parts])
@@ -74,7 +75,9 @@ class StackedEpsilon(EpsilonStrategy):
                 f"A transition of batch size {tuple(transition.batch_size)} does not start with "
                 f"the {self.batch_shape[0]} runs of the stacked strategies."
             )
-        return tuple(strategy._read(transition[runs]) for strategy, runs in self._slices())
+        # Slicing costs as much per entry as learning does: only what strategies read is sliced.
+        read = transition.select(*self.in_keys, *MASK_KEYS, self.epsilon_key, strict=False)
+        return tuple(strategy._read(read[runs]) for strategy, runs in self._slices())
 
     def _learn(self, *columns: Any) -> None:
         for (strategy, _), own in zip(self._slices(), columns, strict=True):

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class GreedyEvaluation(Callback):
-    """Greedy test episodes after every training episode of every run.
+    """Greedy test episodes after every training episode of every run, or every few.
 
     The tests of a chunk run together when it ends, each run's with its Q of right after the
     episode: a copy is taken at that step, on the device. Test episodes draw from a generator of
@@ -84,7 +84,8 @@ class GreedyEvaluation(Callback):
         if most > 1:
             raise RuntimeError(
                 f"A run ended {most} episodes within one chunk of vector steps, so their tests "
-                "cannot be told apart: set chunk_steps to at most the shortest episode's length."
+                "cannot be told apart: set chunk_steps to at most the shortest episode's length "
+                "(times domain.test_every)."
             )
         if most == 0:
             return
@@ -92,7 +93,11 @@ class GreedyEvaluation(Callback):
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.seed + pl_module.global_step)
             steps, returns = greedy_tests(
-                self.env, self.actor, gamma=self.gamma, max_steps=self.max_steps
+                self.env,
+                self.actor,
+                gamma=self.gamma,
+                max_steps=self.max_steps,
+                runs=log.ended > 0,
             )
         if steps.ndim > 1:
             steps, returns = steps.mean(-1), returns.mean(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from tensordict.nn import TensorDictModuleBase
+from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -19,6 +20,7 @@ def greedy_tests(
     gamma: float,
     max_steps: int,
     check_every: int = 20,
+    runs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Steps and discounted return of one greedy episode in every environment of a batch.
 
@@ -29,6 +31,8 @@ def greedy_tests(
         max_steps: where an episode is cut.
         check_every: steps between two looks at whether all episodes have ended, the only times
             when the host waits for the device.
+        runs: which runs, the first dimension of the batch, are tested. Environments that step one
+            by one (others' ones) leave the rest alone, and stop at their episode's end.
 
     Returns:
         Steps and return, each float32 ``[*batch]``.
@@ -36,10 +40,18 @@ def greedy_tests(
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         current = env.reset()
         alive = torch.ones(env.batch_size, device=env.device)
+        one_by_one = getattr(env, "steps_one_by_one", False)
+        if one_by_one:
+            check_every = 1
+            if runs is not None:
+                alive *= expand_as_right(runs, alive)
         steps, returns = torch.zeros_like(alive), torch.zeros_like(alive)
         discount = 1.0
         for count in range(1, max_steps + 1):
-            stepped, current = env.step_and_maybe_reset(actor(current))
+            chosen = actor(current)
+            if one_by_one:
+                chosen.set("_step", alive.bool())
+            stepped, current = env.step_and_maybe_reset(chosen)
             following = stepped.get("next")
             steps += alive
             returns += discount * alive * following.get("reward").squeeze(-1)

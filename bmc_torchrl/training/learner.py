@@ -39,6 +39,7 @@ class EpsilonGreedyLearner(RecordedLearner):
         shared_posterior: with several ranks, let every rank's strategy learn from all ranks'
             transitions, in rank order; otherwise each rank keeps its own.
         log_every_n_chunks: chunks between two looks at the metrics.
+        test_every: episodes between two tests.
         compile: compile the learning and the strategy's update, with these options of
             ``torch.compile``.
     """
@@ -55,10 +56,15 @@ class EpsilonGreedyLearner(RecordedLearner):
         next_action: Literal["before", "after"] = "after",
         shared_posterior: bool = False,
         log_every_n_chunks: int = 10,
+        test_every: int = 1,
         compile: bool | dict[str, Any] = False,
     ) -> None:
         super().__init__(
-            explore.strategy, runs=runs, episodes=episodes, log_every_n_chunks=log_every_n_chunks
+            explore.strategy,
+            runs=runs,
+            episodes=episodes,
+            log_every_n_chunks=log_every_n_chunks,
+            test_every=test_every,
         )
         if next_action not in ("before", "after"):
             raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
@@ -108,9 +114,9 @@ class EpsilonGreedyLearner(RecordedLearner):
             transition.set(("next", "epsilon"), epsilon.to(torch.get_default_dtype()))
         self._learn(transition, log.done)
         logged = ("next", "epsilon") if self.rule.on_policy else "epsilon"
-        ended = log.record(transition, transition.get(logged))
+        due = log.record(transition, transition.get(logged))
         for hook in self.step_hooks:
-            hook(ended)
+            hook(due)
 
     def _learn(self, transition: TensorDictBase, episodes: Tensor) -> None:
         self.returns(transition)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.envs import EnvBase
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
-from bmc_torchrl.replay import ProportionalSampler
+from bmc_torchrl.replay import ProportionalSampler, run_replay_buffer
 from bmc_torchrl.training.rules import LearningRule, LossRule, PublishedDQN, TabularSarsa
 from bmc_torchrl.values import ActiveFeatures, QNetwork, QTable, q_actor
 
@@ -52,7 +52,16 @@ def expected_sarsa(
         device=env.device,
     )
     rule = TabularSarsa(table, learning_rate, decay=decay, floor=floor)
-    return Learner(q_actor(table, env.num_actions), rule)
+    return Learner(_actor(env, table, "state"), rule)
+
+
+def _mask_key(env: EnvBase) -> str | None:
+    return None if env.observation_spec.get("action_mask", None) is None else "action_mask"
+
+
+def _actor(env: EnvBase, network: nn.Module, key: str) -> QValueActor:
+    """The greedy actor over `network`, among legal actions where the environment has a mask."""
+    return q_actor(network, env.num_actions, in_key=key, action_mask_key=_mask_key(env))
 
 
 def _network(
@@ -94,6 +103,8 @@ def published_dqn(
     Arguments as in :class:`~bmc_torchrl.QNetwork` and
     :class:`~bmc_torchrl.training.rules.PublishedDQN`.
     """
+    if _mask_key(env) is not None:
+        raise ValueError("learner=published_dqn knows no action masks; use learner=dqn.")
     network, key = _network(env, runs, hidden)
     rule = PublishedDQN(
         network,
@@ -107,7 +118,7 @@ def published_dqn(
         feature_key=key,
         device=env.device,
     )
-    return Learner(q_actor(network, env.num_actions, in_key=key), rule)
+    return Learner(_actor(env, network, key), rule)
 
 
 def dqn(
@@ -127,42 +138,56 @@ def dqn(
     prioritized: bool = False,
     max_grad_norm: float | None = None,
 ) -> Learner:
-    """DQN with a target network as TorchRL's ``DQNLoss`` has it; one run.
+    """DQN with a target network as TorchRL's ``DQNLoss`` has it, one network per run.
 
     Args:
         env: the environment.
-        runs: must be 1; many runs are what :func:`published_dqn` is for.
+        runs: number of runs; each has its own network, replay and minibatches.
         gamma: discount factor.
         hidden: widths of the hidden layers.
         learning_rate: Adam's.
         batch_size: transitions per update.
-        capacity: of the replay buffer.
-        warmup: transitions before the first update.
+        capacity: of each run's replay.
+        warmup: transitions of each run before the first update.
         updates_per_step: updates per environment step.
         target_tau: of the target network's soft update.
         double: Double DQN.
         dueling: dueling head.
-        prioritized: prioritised replay, α = 0.6 and β = 0.4.
-        max_grad_norm: gradient clipping.
+        prioritized: prioritised replay, α = 0.6 and β = 0.4, for one run.
+        max_grad_norm: gradient clipping, each run by itself.
     """
-    if runs != 1:
-        raise ValueError(
-            f"learner=dqn trains one run, got runs={runs}; use learner=published_dqn for many."
-        )
-    network, key = _network(env, (), hidden, dueling)
-    actor = q_actor(network, env.num_actions, in_key=key)
-    loss = DQNLoss(actor, action_space="categorical", delay_value=True, double_dqn=double)
+    if runs > 1 and prioritized:
+        raise ValueError(f"prioritized=true is for one run, got runs={runs}.")
+    network, key = _network(env, () if runs == 1 else runs, hidden, dueling)
+    actor = _actor(env, network, key)
+    loss = DQNLoss(
+        actor,
+        action_space="categorical",
+        delay_value=True,
+        double_dqn=double,
+        reduction="mean" if runs == 1 else "none",
+    )
     loss.make_value_estimator(gamma=gamma)
-    storage = LazyTensorStorage(capacity, device=env.device)
-    sampler = ProportionalSampler(capacity, alpha=0.6, beta=0.4) if prioritized else None
+    kept = [*actor.in_keys, "action"]
+    kept += [("next", key) for key in (*actor.in_keys, "reward", "done", "terminated")]
+    replay: ReplayBuffer
+    if runs == 1:
+        storage = LazyTensorStorage(capacity, device=env.device)
+        sampler = ProportionalSampler(capacity, alpha=0.6, beta=0.4) if prioritized else None
+        replay = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size)
+    else:
+        replay = run_replay_buffer(capacity, runs, batch_size, device=env.device)
+        warmup = max(warmup, batch_size)
     rule = LossRule(
         loss,
         functools.partial(torch.optim.Adam, lr=learning_rate),
-        TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size),
+        replay,
         q_actor=actor,
         target_updater=functools.partial(SoftUpdate, tau=target_tau),
         updates_per_step=updates_per_step,
         warmup=warmup,
+        keys=kept,
+        runs=runs,
         max_grad_norm=max_grad_norm,
     )
     return Learner(actor, rule)

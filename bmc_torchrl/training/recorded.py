@@ -26,15 +26,22 @@ class RecordedLearner(L.LightningModule):
         runs: number of runs.
         episodes: training episodes of each run.
         log_every_n_chunks: chunks between two looks at the metrics.
+        test_every: episodes between two tests.
     """
 
     def __init__(
-        self, strategy: EpsilonStrategy, *, runs: int, episodes: int, log_every_n_chunks: int
+        self,
+        strategy: EpsilonStrategy,
+        *,
+        runs: int,
+        episodes: int,
+        log_every_n_chunks: int,
+        test_every: int = 1,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.strategy = strategy
-        self.log_of_episodes = EpisodeLog(runs, episodes)
+        self.log_of_episodes = EpisodeLog(runs, episodes, test_every)
         self.log_every_n_chunks = log_every_n_chunks
         self.chunk_steps = 0
         self.clock = torch.nn.Parameter(torch.zeros(0))

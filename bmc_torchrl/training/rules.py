@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -240,8 +240,10 @@ class LossRule(LearningRule):
         q_actor: what gives Q for ``"value_change"``.
         keys: what the buffer stores.
         updates_per_step: gradient steps per vector step.
-        warmup: transitions in the buffer before learning starts.
-        max_grad_norm: gradient clipping, for a single run.
+        warmup: transitions of each run in the buffer before learning starts.
+        runs: number of runs. With more than one, the network has a copy of its weights per run,
+            the buffer samples ``[runs, batch]``, and the loss keeps that shape.
+        max_grad_norm: gradient clipping, each run by itself.
     """
 
     def __init__(
@@ -255,6 +257,7 @@ class LossRule(LearningRule):
         keys: Sequence[NestedKey] | None = None,
         updates_per_step: int = 1,
         warmup: int | None = None,
+        runs: int = 1,
         max_grad_norm: float | None = None,
     ) -> None:
         super().__init__()
@@ -267,7 +270,7 @@ class LossRule(LearningRule):
         self.target_updater = target_updater
         self.keys, self.updates_per_step = keys, updates_per_step
         self.warmup = warmup if warmup is not None else replay_buffer._batch_size
-        self.max_grad_norm = max_grad_norm
+        self.runs, self.max_grad_norm = runs, max_grad_norm
 
     def get_extra_state(self) -> dict[str, Any]:
         """Optimiser, replay buffer and target updates, so that a checkpoint has them."""
@@ -287,9 +290,10 @@ class LossRule(LearningRule):
     def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
         """See :class:`LearningRule`."""
         stored = transition if self.keys is None else transition.select(*self.keys)
-        self.replay.extend(stored.exclude("collector").clear_device_())
+        stored = stored.exclude("collector").clear_device_()
+        self.replay.extend(stored if self.runs == 1 else stored.unsqueeze(-1))
         loss = torch.zeros(transition.batch_size, device=transition.device)
-        learns = len(self.replay) >= self.warmup
+        learns = len(self.replay) >= self.warmup * self.runs
         if learns:
             for _ in range(self.updates_per_step):
                 loss = self._update().detach().expand(transition.batch_size)
@@ -307,17 +311,17 @@ class LossRule(LearningRule):
         self._loss = torch.compile(self._loss, **options)  # type: ignore[method-assign]
 
     def _loss(self, batch: TensorDictBase) -> Tensor:
-        loss: Tensor = self.loss_module(batch).get("loss").mean()
-        return loss
+        loss: Tensor = self.loss_module(batch).get("loss")
+        return loss.mean() if self.runs == 1 else loss.mean(-1)
 
     def _update(self) -> Tensor:
         batch = self.replay.sample()
         loss = self._loss(batch)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.sum().backward()  # type: ignore[no-untyped-call]
         average_gradients(self.loss_module)
         if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.loss_module.parameters(), self.max_grad_norm)
+            _clip_each_run(self.loss_module.parameters(), self.max_grad_norm, self.runs)
         self.optimizer.step()
         if self.target_updater is not None:
             self.target_updater.step()
@@ -332,6 +336,17 @@ class LossRule(LearningRule):
         if support is not None:
             action_value = (action_value.exp() * support.unsqueeze(-1)).sum(-2)
         return _entry(action_value, action)
+
+
+def _clip_each_run(parameters: Iterable[nn.Parameter], largest: float, runs: int) -> None:
+    if runs == 1:
+        nn.utils.clip_grad_norm_(parameters, largest)
+        return
+    gradients = [p.grad.reshape(runs, -1) for p in parameters if p.grad is not None]
+    norm = torch.stack([g.square().sum(-1) for g in gradients]).sum(0).sqrt()
+    scale = (largest / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
+    for gradient in gradients:
+        gradient.mul_(scale)
 
 
 def _entry(action_value: Tensor, action: Tensor) -> Tensor:

@@ -90,6 +90,7 @@ class TransitionStream:
                 resume["carrier"], batch_size=self.env.batch_size, device=self.env.device
             )
             self._collector._frames = resume["frames"]
+            self.env.load_state_dict(resume["env"])
             restore_random_state(resume["random"])
 
     def _chunk(self) -> Iterator[TensorDictBase]:
@@ -106,6 +107,7 @@ class TransitionStream:
         own = {
             "frames": self._collector._frames,
             "carrier": carrier.clone().cpu().to_dict(),
+            "env": self.env.state_dict(),
             "random": random_state(),
         }
         return {"position": self.position, "ranks": from_all_ranks(own)}
