@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_right
 from torch import Tensor, nn
 
@@ -59,8 +59,10 @@ class StackedEpsilon(EpsilonStrategy):
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """ε of each run, from the strategy it belongs to."""
-        read = tensordict.select(*([] if self.state_key is None else [self.state_key]))
-        parts = [strategy.epsilon(read[runs]) for strategy, runs in self._slices()]
+        parts = [
+            strategy.epsilon(tensordict.select(*_read_to_act(strategy))[runs])
+            for strategy, runs in self._slices()
+        ]
         dims = max(part.ndim for part in parts)
         rest = next(part.shape[1:] for part in parts if part.ndim == dims)
         return torch.cat([expand_right(part, (len(part), *rest)) for part in parts])
@@ -77,7 +79,10 @@ class StackedEpsilon(EpsilonStrategy):
             )
         # Slicing costs as much per entry as learning does: only what strategies read is sliced.
         read = transition.select(*self.in_keys, *MASK_KEYS, self.epsilon_key, strict=False)
-        return tuple(strategy._read(read[runs]) for strategy, runs in self._slices())
+        parts = read.split(self.sizes, 0)
+        return tuple(
+            strategy._read(part) for (strategy, _), part in zip(self._slices(), parts, strict=True)
+        )
 
     def _learn(self, *columns: Any) -> None:
         for (strategy, _), own in zip(self._slices(), columns, strict=True):
@@ -87,3 +92,7 @@ class StackedEpsilon(EpsilonStrategy):
         """Pass `frames` on to every strategy."""
         for strategy, _ in self._slices():
             strategy.step(frames)
+
+
+def _read_to_act(strategy: EpsilonStrategy) -> list[NestedKey]:
+    return [] if strategy.state_key is None else [strategy.state_key]
