@@ -230,6 +230,10 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         epsilon = self.strategy.epsilon(tensordict).to(torch.get_default_dtype())
         shape = acting.batch_size
         if epsilon.shape != shape[: epsilon.ndim]:
+            # Agents, with the environments pooled: as in the update, what does not fit the front.
+            agents = shape[tensordict.batch_dims :]
+            if agents and epsilon.shape == agents:
+                return epsilon.expand(shape)
             raise ValueError(
                 f"ε has one value per run, shape {tuple(epsilon.shape)}, but the action has batch "
                 f"size {tuple(shape)}: build the strategy with batch_shape={list(shape)}, or () to "

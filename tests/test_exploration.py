@@ -455,3 +455,20 @@ def test_a_module_after_a_q_table_acts_on_time_too():
     td = TensorDictSequential(greedy, explore)(observed((4, 7)))
     assert td["epsilon"].shape == (4, 7)
     torch.testing.assert_close(td["epsilon"][:, 3], explore.eps.float())
+
+
+def test_agents_keep_their_own_epsilon_when_environments_are_pooled():
+    strategy = BMCEpsilon(alpha0=[1e-9, 1.0, 1e9], beta0=[1e9, 1.01, 1.1e9], batch_shape=[3])
+    key = ("agents", "action")
+    explore = AdaptiveEGreedyModule(Categorical(5, shape=[3]), strategy, action_key=key)
+    action = torch.full((400, 3), 4)
+    td = explore(TensorDict({"agents": TensorDict({"action": action}, [400, 3])}, [400]))
+    torch.testing.assert_close(
+        td["agents", "epsilon"], strategy.eps.float().clamp(min=1e-38).expand(400, 3)
+    )
+    changed = (td[key] != 4).float().mean(0)
+    expected = 0.8 * torch.tensor([0.0, 1 / 2.01, 1 / 2.1])
+    torch.testing.assert_close(changed, expected, atol=0.08, rtol=0)
+    returns = {"greedy_return": torch.ones(400, 3), "uniform_return": torch.zeros(400, 3)}
+    strategy.update(TensorDict(returns, [400]))
+    assert strategy.return_count.tolist() == [400.0] * 3
