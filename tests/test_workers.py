@@ -9,14 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from torchrl.collectors import MultiAsyncCollector
 
+from bmc_torchrl import BMCEpsilon
+from bmc_torchrl.functional import Moments, welford_merge, welford_update
 from bmc_torchrl.workers import watched, worker_processes
 
 ROOT = Path(__file__).parents[1]
@@ -192,6 +197,73 @@ def test_rays_workers_act_with_the_epsilon_that_was_sent_to_them(tmp_path: Path)
     assert_every_batch_has_the_learners_epsilon(result)
     assert_leaves_out_the_warmup(result)
     assert_dies_well(result, tmp_path, "Worker exit type: SYSTEM_ERROR")
+
+
+def moments_of(observations: Tensor) -> Moments:
+    """Of every column of ``[time, *workers]``."""
+    moments = Moments(*torch.zeros(3, *observations.shape[1:], dtype=torch.float64))
+    for observation in observations:
+        moments = welford_update(moments, observation)
+    return moments
+
+
+@pytest.mark.parametrize("sizes", [[500, 500], [1, 999], [300, 0, 700], [125] * 8])
+def test_moments_kept_by_each_worker_merge_into_those_of_one_stream(sizes: list[int]) -> None:
+    observations = 100 + torch.randn(1000, dtype=torch.float64).cumsum(0)
+    merged = reduce(welford_merge, [moments_of(part) for part in observations.split(sizes)])
+    torch.testing.assert_close(tuple(merged), tuple(moments_of(observations)), rtol=1e-12, atol=0)
+
+
+def test_moments_of_workers_side_by_side_merge_into_those_of_one_stream() -> None:
+    observations = torch.randn(250, 4, dtype=torch.float64)
+    workers = moments_of(observations)
+    merged = reduce(welford_merge, [Moments(*(x[i] for x in workers)) for i in range(4)])
+    alone = moments_of(observations.reshape(-1))
+    torch.testing.assert_close(tuple(merged), tuple(alone), rtol=1e-12, atol=1e-12)
+
+
+def streams(kind: str, workers: int = 8, steps: int = 1000) -> tuple[Tensor, Tensor]:
+    """Greedy and uniform returns, ``[workers, time]``."""
+    draws = torch.randn(workers, steps, dtype=torch.float64)
+    gap = 0.2 * torch.rand(workers, steps, dtype=torch.float64)
+    if kind == "growing":
+        scale = torch.linspace(1, 10, steps, dtype=torch.float64)
+        draws, gap = draws * scale, gap * scale
+    if kind == "different":
+        draws = draws + torch.linspace(-3, 3, workers, dtype=torch.float64).unsqueeze(-1)
+    return draws + gap, draws
+
+
+def learnt(greedy: Tensor, uniform: Tensor, batch_shape: Sequence[int] = ()) -> BMCEpsilon:
+    strategy = BMCEpsilon(alpha0=1.0, beta0=1.01, batch_shape=batch_shape)
+    strategy.update(TensorDict({"greedy_return": greedy, "uniform_return": uniform}, greedy.shape))
+    return strategy
+
+
+def test_streams_of_workers_are_one_stream_by_step_and_within_a_step_by_worker() -> None:
+    greedy, uniform = streams("growing", workers=3, steps=20)
+    together, alone = learnt(greedy, uniform), BMCEpsilon(alpha0=1.0, beta0=1.01)
+    for step in range(20):
+        for worker in range(3):
+            one = {"greedy_return": greedy[worker, step], "uniform_return": uniform[worker, step]}
+            alone.update(TensorDict(one))
+    for name, value in together.state_dict().items():
+        assert torch.equal(value, alone.state_dict()[name]), name
+
+
+def test_another_order_of_workers_matters_little_and_one_stream_after_another_much() -> None:
+    def ordered(values: Tensor) -> Tensor:
+        """By worker within a step, by worker backwards, and one stream after the other."""
+        return torch.stack([x.flatten() for x in (values.T, values.flip(0).T, values)])
+
+    greedy, uniform = zip(*map(streams, ("alike", "growing", "different")), strict=True)
+    returns = [torch.stack(list(map(ordered, values))) for values in (greedy, uniform)]
+    strategy = learnt(*returns, batch_shape=[3, 3])
+    within, backwards, one_by_one = strategy.eps.unbind(-1)
+    another, concatenated = (backwards / within - 1).abs(), (one_by_one / within - 1).abs()
+    assert ((another > 0) & (another < 1e-3)).all()
+    assert 1e-4 < concatenated[0] < 0.05
+    assert (concatenated[1:] > 0.2).all()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     A transition has the strategy's batch shape (one step) or more dimensions: those beyond
     `batch_shape` are walked in order, the last one (time) slowest. An update that raises has
     changed nothing.
+
+    Several workers' streams ``[workers, time]`` are so one stream: step by step, and by worker
+    within a step. With 8 streams of 1000 steps, another order of the workers changes ε-BMC's ε by
+    0.01 %; one worker's whole stream after another's changes it by 1 % where all streams are
+    alike, by 55 % where they differ, and by 96 % where returns grow with time.
     """
 
     in_keys: list[NestedKey]
