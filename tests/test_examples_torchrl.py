@@ -97,7 +97,6 @@ def test_epsilon_adapts_in_every_variant_of_dqn(name):
     assert (value >= greedy["uniform_return"]).all()
 
 
-@pytest.mark.slow
 def test_n_step_data_are_stored_while_epsilon_learns_from_single_steps():
     import variants
 
@@ -172,6 +171,7 @@ def test_tic_tac_toe_plays_legal_moves_and_learns_to_win():
     assert share > 0.7
 
 
+@pytest.mark.slow
 def test_each_of_several_action_variables_adds_its_own_value():
     import two_dials
 
