@@ -114,7 +114,10 @@ def test_workers_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
     assert busy, "the sweep has not started a worker"
     while any(alive(pid) for pid in family) and time.monotonic() < deadline + 30:
         time.sleep(0.1)
-    assert not [pid for pid in family if alive(pid)]
+    left = [pid for pid in family if alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
 
 
 def cpu_seconds(pid: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -197,6 +198,42 @@ def test_rays_workers_act_with_the_epsilon_that_was_sent_to_them(tmp_path: Path)
     assert_every_batch_has_the_learners_epsilon(result)
     assert_leaves_out_the_warmup(result)
     assert_dies_well(result, tmp_path, "Worker exit type: SYSTEM_ERROR")
+
+
+class Sleepers:
+    """What `watched` needs of a collector: processes, and an end."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self.procs = [context.Process(target=time.sleep, args=(300,)) for _ in range(3)]
+        for process in self.procs:
+            process.start()
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+def test_a_block_that_waits_for_a_dead_worker_is_interrupted(tmp_path: Path) -> None:
+    collector = Sleepers()
+    began, pid = time.monotonic(), collector.procs[2].pid
+    message = rf"^Worker 2 \(pid {pid}\) ended with exit code -9; there is no checkpoint\.$"
+    os.kill(pid, signal.SIGKILL)
+    with (
+        pytest.raises(RuntimeError, match=message),
+        watched(collector, checkpoint=tmp_path / "none.pt", grace=0.5),
+    ):
+        time.sleep(300)
+    assert time.monotonic() - began < 60
+    assert collector.ended
+    assert not any(process.is_alive() for process in collector.procs)
+
+
+def test_an_error_of_the_block_is_its_own_while_all_workers_live() -> None:
+    collector = Sleepers()
+    with pytest.raises(ZeroDivisionError), watched(collector):
+        raise ZeroDivisionError
+    assert collector.ended
+    assert not any(process.is_alive() for process in collector.procs)
 
 
 def moments_of(observations: Tensor) -> Moments:
