@@ -103,7 +103,7 @@ def test_workers_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "scripts/reproduce.py", *outputs(tmp_path), "workers=1"]
     command += ["experiments=[grid_sarsa]", "strategies=[fixed_05]", "runs=4", "episodes=1000000"]
     process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     busy: set[int] = set()
     while not busy and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.2)

@@ -112,7 +112,7 @@ def played(name: str, folder: Path, start: str = "fork") -> dict[str, Any]:
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "result.pt", weights_only=True)
