@@ -284,10 +284,12 @@ def test_a_test_stands_for_the_episodes_since_the_one_before() -> None:
     due = []
     for episode in range(5):
         due.append(log.record(step, torch.full((2,), 0.5)))
+        assert log.last_tested.tolist() == [[max(0, episode - 1 - (episode - 1) % 2)]] * 2
         if due[-1].all():
             log.write_tests(due[-1], torch.full((2,), float(episode)), torch.zeros(2))
     assert [bool(runs.all()) for runs in due] == [True, False, True, False, True]
     assert log.steps.tolist() == [[0.0, 2.0, 2.0, 4.0, 4.0]] * 2
+    assert log.last_tested.tolist() == [[4], [4]]
 
 
 def test_what_is_not_there_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

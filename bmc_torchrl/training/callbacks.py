@@ -224,7 +224,7 @@ class EpisodeProgress(Callback):
 
     def _refresh(self, learner: RecordedLearner, now: float) -> None:
         log = learner.log_of_episodes
-        last = (log.done - 1).clamp(min=0).unsqueeze(-1)
+        last = log.last_tested
         known = (
             f"test steps {float(log.steps.gather(-1, last).nanmean()):.1f}  "
             f"return {float(log.returns.gather(-1, last).nanmean()):.2f}  "

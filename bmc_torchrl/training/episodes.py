@@ -63,6 +63,11 @@ class EpisodeLog(KeepsPrecision):
         """Runs that have nothing left to do, ``[runs]``."""
         return (self.done >= self.episodes) | self.stopped
 
+    @property
+    def last_tested(self) -> Tensor:
+        """Column of the last test of each run, ``[runs, 1]``; the first if there is none yet."""
+        return (self.steps.isfinite().sum(-1, keepdim=True) - 1).clamp(min=0)
+
     def record(self, transition: TensorDictBase, epsilon: Tensor) -> Tensor:
         """Account for one vector step; returns the runs to test, whose episode ended with it."""
         active = ~self.finished

@@ -74,7 +74,7 @@ class RecordedLearner(L.LightningModule):
     def metrics(self) -> dict[str, Tensor]:
         """What is known so far, as tensors on the device."""
         log, eps = self.log_of_episodes, self.strategy.eps
-        last = (log.done - 1).clamp(min=0).unsqueeze(-1)
+        last = log.last_tested
         found = {
             "train/epsilon": eps.mean(),
             "train/epsilon_min": eps.min(),
