@@ -128,6 +128,22 @@ def test_a_recurrent_network_values_the_next_state_with_the_memory_of_the_episod
     assert not torch.isclose(forgetful[:, 2:-1], expected[:, 2:]).any()
 
 
+def test_replayed_sequences_keep_episodes_apart_in_the_next_states_too():
+    import recurrent_dqn
+
+    env, q_actor = recurrent_dqn.build(copies=2)
+    data = env.rollout(60, break_when_any_done=False, auto_reset=True)
+    starts = data["is_init"].squeeze(-1)[0].nonzero().flatten().tolist()
+    start = starts[1]
+    after = recurrent_dqn.sequences(data)["next"]
+    other = after.clone()
+    other["observation"][0, :start] += 1.0
+    with recurrent_dqn.set_recurrent_mode(True), torch.no_grad():
+        value, changed = q_actor(after)["action_value"][0], q_actor(other)["action_value"][0]
+    torch.testing.assert_close(value[start:], changed[start:])
+    assert not torch.isclose(value[:start], changed[:start]).all()
+
+
 @pytest.mark.slow
 @needs_toy_text
 def test_taxi_never_does_what_its_mask_forbids_and_uniform_means_legal():

@@ -57,7 +57,7 @@ def build(frames: int, frames_per_batch: int = 100) -> DQNTrainer:
     return trainer
 
 
-def main(frames: int = 5_000) -> DQNTrainer:
+def main(frames: int = 4_000) -> DQNTrainer:
     trainer = build(frames)
     trainer.train()
     print(f"ε is {float(trainer.greedy_module.eps):.4f} after {trainer.collected_frames} frames.")

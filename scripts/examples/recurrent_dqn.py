@@ -40,6 +40,13 @@ class SequenceDQNLoss(DQNLoss):
             return super().forward(tensordict)
 
 
+def sequences(data: TensorDictBase) -> TensorDictBase:
+    """What the buffer gets: one element per environment, episodes kept apart in s′ too."""
+    # TorchRL marks an episode's start in s only; along s′ the GRU would remember the one before.
+    data = data.clone()
+    return data.set(("next", "is_init"), data["is_init"].clone())
+
+
 def build(hidden: int = 32, copies: int = 16) -> tuple[TransformedEnv, TensorDictSequential]:
     gru = GRUModule(input_size=2, hidden_size=hidden, in_key="positions", out_key="memory")
     env = TransformedEnv(
@@ -55,7 +62,7 @@ def build(hidden: int = 32, copies: int = 16) -> tuple[TransformedEnv, TensorDic
     return env, q_actor
 
 
-def main(frames: int = 10_000) -> tuple[list[float], TensorDictBase]:
+def main(frames: int = 6_400) -> tuple[list[float], TensorDictBase]:
     """ε over training, and the returns of what the greedy policy then does."""
     torch.manual_seed(0)
     env, q_actor = build()
@@ -63,7 +70,7 @@ def main(frames: int = 10_000) -> tuple[list[float], TensorDictBase]:
     returns = OneStepReturns(q_actor, gamma=GAMMA)
     loss_module = SequenceDQNLoss(q_actor, action_space="categorical")
     loss_module.make_value_estimator(gamma=GAMMA)
-    replay = {"frames_per_batch": 320, "batch_size": 8, "store": lambda data: data}
+    replay = {"frames_per_batch": 320, "batch_size": 16, "updates": 20, "store": sequences}
     epsilon = []
     for _ in learning(env, q_actor, explore, returns, loss_module, frames=frames, **replay):
         epsilon.append(float(explore.eps))

@@ -18,7 +18,7 @@ from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
 
-def main(frames: int = 5_000) -> list[float]:
+def main(frames: int = 4_000) -> list[float]:
     torch.manual_seed(0)
     env = TransformedEnv(GymEnv("CartPole-v1", categorical_action_encoding=True), StepCounter())
     env.set_seed(0)

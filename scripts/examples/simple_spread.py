@@ -44,7 +44,7 @@ def team_reward(data: TensorDictBase) -> TensorDictBase:
 
 
 def main(
-    name: str = "vdn", frames: int = 4_000, per_agent: bool = True
+    name: str = "vdn", frames: int = 3_000, per_agent: bool = True
 ) -> tuple[AdaptiveEGreedyModule, list[TensorDictBase]]:
     torch.manual_seed(0)
     env = spread()

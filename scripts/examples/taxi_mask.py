@@ -30,7 +30,7 @@ def taxi() -> TransformedEnv:
     return TransformedEnv(env, DTypeCastTransform(torch.int8, torch.bool, in_keys=list(masks)))
 
 
-def main(frames: int = 10_000) -> list[TensorDictBase]:
+def main(frames: int = 6_000) -> list[TensorDictBase]:
     torch.manual_seed(0)
     env = taxi()
     env.set_seed(0)

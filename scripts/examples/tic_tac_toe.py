@@ -29,7 +29,7 @@ class Board(nn.Module):
         return torch.cat([board == 0, board == 1], -1).flatten(-2).float()
 
 
-def main(frames: int = 6_000) -> tuple[list[TensorDictBase], float]:
+def main(frames: int = 4_000) -> tuple[list[TensorDictBase], float]:
     """What was played, and the share of games that the greedy policy then wins."""
     torch.manual_seed(0)
     env = TicTacToeEnv(single_player=True)

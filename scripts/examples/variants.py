@@ -66,7 +66,7 @@ VARIANTS: dict[str, Callable[[], Variant]] = {
 }
 
 
-def main(name: str, frames: int = 16_000) -> tuple[list[float], TensorDictBase]:
+def main(name: str, frames: int = 4_800) -> tuple[list[float], TensorDictBase]:
     """ε over training, and what the greedy policy then does."""
     torch.manual_seed(0)
     env = CartPoleEnv(batch_size=[16], observation="encoded", max_steps=200)
