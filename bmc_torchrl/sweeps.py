@@ -38,12 +38,17 @@ CHUNK_STEPS = 2000
 
 @dataclass(frozen=True)
 class Batch:
-    """Runs of one strategy that are computed together."""
+    """Runs of one strategy, or of several joined by ``+``, that are computed together."""
 
     experiment: str
     label: str
     first_run: int
     runs: int
+
+    @property
+    def labels(self) -> list[str]:
+        """The strategies; each has `runs` runs."""
+        return self.label.split("+")
 
     def __str__(self) -> str:
         last = self.first_run + self.runs - 1
@@ -61,19 +66,23 @@ def plan(
     labels: Sequence[str],
     runs: int,
     sizes: Mapping[str, int],
+    stack: int = 1,
 ) -> Iterator[Batch]:
     """What is left to do, in the order of the experiments.
 
-    Runs are cut at multiples of the experiment's batch size whatever is finished, so a batch is
-    the same in a sweep that was interrupted and in one that was not.
+    Runs are cut at multiples of the experiment's batch size, and strategies into stacks of so many
+    as are computed side by side, whatever is finished: a batch is the same in a sweep that was
+    interrupted and in one that was not.
     """
+    stacks = [labels[first : first + stack] for first in range(0, len(labels), stack)]
     for experiment in experiments:
         left = parts_of(output, experiment).missing(labels, range(runs))
-        for label, missing in left.items():
+        for together in stacks:
             for first in range(0, runs, sizes[experiment]):
-                if first in missing:
+                due = [label for label in together if first in left.get(label, ())]
+                if due:
                     count = min(sizes[experiment], runs - first)
-                    yield Batch(experiment, label, first, count)
+                    yield Batch(experiment, "+".join(due), first, count)
 
 
 def finished_table(batch: Batch, engine: Engine) -> pd.DataFrame:
@@ -81,8 +90,9 @@ def finished_table(batch: Batch, engine: Engine) -> pd.DataFrame:
     while not engine.finished:
         engine.advance(CHUNK_STEPS)
     found = (engine.steps, engine.returns, engine.epsilons)
-    arrays = (values.unsqueeze(0).cpu().numpy() for values in found)
-    return tidy(batch.experiment, [batch.label], *arrays, first_run=batch.first_run)
+    shape = (len(batch.labels), batch.runs, -1)
+    arrays = (values.reshape(shape).cpu().numpy() for values in found)
+    return tidy(batch.experiment, batch.labels, *arrays, first_run=batch.first_run)
 
 
 def execute(

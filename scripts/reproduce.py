@@ -33,10 +33,10 @@ def compute(settings: dict[str, Any], batch: Batch) -> float:
     if settings["episodes"] is not None:
         overrides.append(f"episodes={settings['episodes']}")
     cfg = experiment_config(batch.experiment, overrides)
-    entry = next(entry for entry in cfg.sweep.strategies if entry.label == batch.label)
+    entries = {entry.label: entry for entry in cfg.sweep.strategies}
     engine = build_engine(
         cfg,
-        build_strategy(cfg, [entry], batch.runs),
+        build_strategy(cfg, [entries[label] for label in batch.labels], batch.runs),
         device=settings["device"],
         seed=strategy_seed(settings["seed"], batch.label),
         first_run=batch.first_run,
@@ -56,7 +56,7 @@ def main(cfg: DictConfig) -> None:
     every = [entry.label for entry in cfg.sweep.strategies]
     wanted = {"strategies": cfg.strategies or every, "sweep": cfg.sweep}
     labels = [entry.label for entry in chosen_strategies(wanted)]
-    batches = list(plan(cfg.output, cfg.experiments, labels, cfg.runs, cfg.batch))
+    batches = list(plan(cfg.output, cfg.experiments, labels, cfg.runs, cfg.batch, cfg.stack))
     console.print(f"{len(batches)} batches to compute, {cfg.workers} at a time")
     settings = OmegaConf.to_container(cfg, resolve=True)
     try:

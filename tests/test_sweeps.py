@@ -60,6 +60,29 @@ def test_a_plan_leaves_out_what_is_finished(tmp_path):
     ]
 
 
+def test_strategies_are_stacked_whatever_is_finished(tmp_path):
+    labels = ["bmc", "vdbe_005", "fixed_01"]
+    parts_of(tmp_path, "grid_sarsa").add(cell("vdbe_005", 0, 2), provenance({}, 0), 1.0)
+    batches = plan(tmp_path, ["grid_sarsa"], labels, 4, {"grid_sarsa": 2}, stack=2)
+    assert [(b.labels, b.first_run) for b in batches] == [
+        (["bmc"], 0),
+        (["bmc", "vdbe_005"], 2),
+        (["fixed_01"], 0),
+        (["fixed_01"], 2),
+    ]
+
+
+@pytest.mark.slow
+def test_stacked_strategies_keep_their_own_rows(tmp_path):
+    run(tmp_path, "stack=3", "experiments=[grid_sarsa]")
+    table = load(tmp_path / "out" / "grid_sarsa" / "table.parquet")
+    epsilon = table.groupby("strategy")["epsilon"]
+    assert set(epsilon.count()) == {4 * 3}
+    assert epsilon.min()["fixed_01"] == epsilon.max()["fixed_01"] == pytest.approx(0.1)
+    assert epsilon.min()["bmc"] > 0.4
+    assert epsilon.max()["vdbe_005"] <= 0.5
+
+
 @pytest.mark.slow
 def test_an_interrupted_sweep_gives_the_table_of_an_uninterrupted_one(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
