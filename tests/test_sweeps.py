@@ -79,8 +79,8 @@ def test_stacked_strategies_keep_their_own_rows(tmp_path):
     epsilon = table.groupby("strategy")["epsilon"]
     assert set(epsilon.count()) == {4 * 3}
     assert epsilon.min()["fixed_01"] == epsilon.max()["fixed_01"] == pytest.approx(0.1)
-    assert epsilon.min()["bmc"] > 0.4
-    assert epsilon.max()["vdbe_005"] <= 0.5
+    assert 0.4 < epsilon.min()["bmc"] < epsilon.max()["bmc"] < 0.498
+    assert epsilon.max()["vdbe_005"] > 0.5
 
 
 @pytest.mark.slow
