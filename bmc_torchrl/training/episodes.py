@@ -33,11 +33,10 @@ class EpisodeLog(KeepsPrecision):
 
     def __init__(self, runs: int, episodes: int, test_every: int = 1) -> None:
         super().__init__()
-        if runs < 1 or episodes < 1 or test_every < 1:
-            raise ValueError(
-                "runs, episodes and test_every must be positive, got "
-                f"{runs}, {episodes} and {test_every}."
-            )
+        if runs < 1 or episodes < 1:
+            raise ValueError(f"runs and episodes must be positive, got {runs} and {episodes}.")
+        if test_every < 1:
+            raise ValueError(f"test_every must be positive, got {test_every}.")
         self.runs, self.episodes, self.test_every = runs, episodes, test_every
         self.done: Tensor
         self.stopped: Tensor
