@@ -143,15 +143,14 @@ def _task_panels(above: Axes, below: Axes, table: pd.DataFrame, styles: dict[str
     for name, colour in styles.items():
         runs = table[table["strategy"] == name]
         tests = runs.pivot(index="episode", columns="run", values=judged.column)
-        changed = tests.ne(tests.shift(-1)).any(axis=1)
-        tests = tests[changed]
-        found = [iqm_interval(row[:, None], resamples=500) for row in tests.to_numpy()]
-        low, middle, high = (
-            [getattr(one, part) for one in found] for part in ("low", "estimate", "high")
-        )
+        known = tests[tests.ne(tests.shift(-1)).any(axis=1)]
+        found = [iqm_interval(row[:, None], resamples=500) for row in known.to_numpy()]
+        # A test stands for the episodes since the one before.
+        drawn = pd.DataFrame(found, index=known.index).reindex(tests.index).bfill()
         width = 2.0 if name == "bmc" else 1.3
-        above.fill_between(tests.index, low, high, color=colour, alpha=0.15, linewidth=0)
-        above.plot(tests.index, middle, color=colour, linewidth=width, zorder=width)
+        low, high = drawn["low"], drawn["high"]
+        above.fill_between(drawn.index, low, high, color=colour, alpha=0.15, linewidth=0)
+        above.plot(drawn.index, drawn["estimate"], color=colour, linewidth=width, zorder=width)
         epsilon = runs.groupby("episode")["epsilon"].mean()
         below.plot(epsilon.index, epsilon, color=colour, linewidth=width, zorder=width)
     above.set(ylabel=f"test {judged.label}")

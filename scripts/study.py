@@ -6,6 +6,7 @@ Writes summary.csv and study.{png,svg,pdf} to results/study, of the tasks that a
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,33 +21,53 @@ from composition import experiment_config
 
 from bmc_torchrl.measures import measure
 from bmc_torchrl.plots import save_figure
-from bmc_torchrl.results import load, write_atomically
+from bmc_torchrl.results import load, load_metadata, write_atomically
 from bmc_torchrl.studies import study_figure, study_summary
 from bmc_torchrl.sweeps import Batch, execute
 
+DECISIVE = ("gamma", "episodes", "runs", "seed", "settings", "learner", "domain", "families")
+TABLE = "table.parquet"
+
+
+def job(settings: dict[str, Any], task: str) -> DictConfig:
+    """The settings of scripts/train.py for all strategies of one task."""
+    labels = [entry["label"] for entry in settings["sweep"]["strategies"]]
+    given = {"runs": settings["runs"], "seed": settings["seed"], "resume": "true"}
+    given |= {"sweep": "study", "strategies": f"[{','.join(labels)}]", "device": "cpu"}
+    given["output"] = Path(settings["output"]) / task
+    return experiment_config(
+        task, [*settings["tasks"][task], *(f"{name}={value}" for name, value in given.items())]
+    )
+
+
+def finished(settings: dict[str, Any], task: str) -> bool:
+    """Whether the task's table is there; one that was made with other settings is an error."""
+    path = Path(settings["output"]) / task / TABLE
+    if not path.exists():
+        return False
+    wanted = json.loads(json.dumps(OmegaConf.to_container(job(settings, task), resolve=True)))
+    made = load_metadata(path)["config"]
+    different = [name for name in (*DECISIVE, "strategies") if made[name] != wanted[name]]
+    if different:
+        raise SystemExit(f"{path} was made with other {different}; move it away, or set output=.")
+    return True
+
 
 def compute(settings: dict[str, Any], batch: Batch) -> float:
-    """All strategies of one task as one job of scripts/train.py, resumed if it was interrupted."""
+    """One job of scripts/train.py, resumed if it was interrupted."""
     import train
 
     torch.set_num_threads(1)
-    labels = [entry["label"] for entry in settings["sweep"]["strategies"]]
-    output = Path(settings["output"]) / batch.experiment
-    given = {"runs": batch.runs, "seed": settings["seed"], "output": output, "resume": "true"}
-    given |= {"sweep": "study", "strategies": f"[{','.join(labels)}]", "device": "cpu"}
-    overrides = [*settings["tasks"][batch.experiment], *(f"{k}={v}" for k, v in given.items())]
-    cfg = experiment_config(batch.experiment, overrides)
+    cfg = job(settings, batch.experiment)
     train.check_settings(cfg)
     train.fit(cfg, *train.build(cfg))
-    return float(load(output / "table.parquet")[measure(batch.experiment).column].mean())
+    return float(load(Path(cfg.output) / TABLE)[measure(batch.experiment).column].mean())
 
 
 def publish(output: Path, tasks: list[str], results: Path) -> list[str]:
     """Summary and figure of the finished ones of `tasks`; returns those."""
     tables = {
-        task: load(output / task / "table.parquet")
-        for task in tasks
-        if (output / task / "table.parquet").exists()
+        task: load(output / task / TABLE) for task in tasks if (output / task / TABLE).exists()
     }
     if tables:
         summary = study_summary(tables)
@@ -61,18 +82,19 @@ def publish(output: Path, tasks: list[str], results: Path) -> list[str]:
 @hydra.main(version_base=None, config_path="../configs", config_name="study")
 def main(cfg: DictConfig) -> None:
     console, output = Console(), Path(cfg.output)
-    left = [task for task in cfg.tasks if not (output / task / "table.parquet").exists()]
+    settings = OmegaConf.to_container(cfg, resolve=True)
+    left = [task for task in cfg.tasks if not finished(settings, task)]
     try:
         execute(
             [Batch(task, "all strategies", 0, cfg.runs) for task in left],
-            functools.partial(compute, OmegaConf.to_container(cfg, resolve=True)),
+            functools.partial(compute, settings),
             workers=cfg.workers,
             hours=None,
             console=console,
         )
     finally:
-        finished = publish(output, list(cfg.tasks), Path(cfg.results))
-        console.print(f"{len(finished)} of {len(cfg.tasks)} tasks: {cfg.results}", highlight=False)
+        done = publish(output, list(cfg.tasks), Path(cfg.results))
+        console.print(f"{len(done)} of {len(cfg.tasks)} tasks: {cfg.results}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def test_the_figure_has_two_panels_for_each_task_and_for_all() -> None:
         "all tasks",
     ]
     (line,) = [line for line in seen[0].lines if line.get_color() == "#000000"]
-    assert line.get_ydata()[-1] == pytest.approx(6.45)
+    assert line.get_ydata().tolist() == pytest.approx([5.45] * 16 + [6.45] * 4)
 
 
 def test_the_studys_tasks_are_experiments_with_one_prior() -> None:
@@ -111,7 +111,8 @@ def test_a_task_is_one_job_of_all_strategies_whose_results_are_published(tmp_pat
     script = study()
     sweep = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/sweep/study.yaml"))
     tasks = {"cliff_sarsa": ["episodes=2", "domain.max_steps=20"]}
-    chosen = {"sweep": sweep, "output": str(tmp_path), "seed": 0, "tasks": tasks}
+    chosen = {"sweep": sweep, "output": str(tmp_path), "seed": 0, "tasks": tasks, "runs": 2}
+    assert not script.finished(chosen, "cliff_sarsa")
     threads = torch.get_num_threads()
     mean = script.compute(chosen, Batch("cliff_sarsa", "all strategies", 0, 2))
     torch.set_num_threads(threads)
@@ -120,8 +121,11 @@ def test_a_task_is_one_job_of_all_strategies_whose_results_are_published(tmp_pat
         ("bmc", "fixed_01", "linear", "geom_099", "vdbe_005"), 2
     )
     assert mean == pytest.approx(table["return"].mean())
-    finished = script.publish(tmp_path, ["cliff_sarsa", "taxi_sarsa"], tmp_path / "results")
-    assert finished == ["cliff_sarsa"]
+    assert script.finished(chosen, "cliff_sarsa")
+    with pytest.raises(SystemExit, match=r"made with other \['seed'\]; move it away"):
+        script.finished({**chosen, "seed": 1}, "cliff_sarsa")
+    done = script.publish(tmp_path, ["cliff_sarsa", "taxi_sarsa"], tmp_path / "results")
+    assert done == ["cliff_sarsa"]
     assert len(pd.read_csv(tmp_path / "results/summary.csv")) == 5
     for suffix in ("png", "pdf", "svg"):
         assert (tmp_path / f"results/study.{suffix}").stat().st_size > 1000
