@@ -25,6 +25,7 @@ from bmc_torchrl.results import load
 from bmc_torchrl.training.callbacks import GreedyEvaluation
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.evaluation import greedy_tests
+from bmc_torchrl.training.learners import dqn
 from bmc_torchrl.training.reporting import report
 from bmc_torchrl.training.rules import _clip_each_run
 
@@ -265,8 +266,24 @@ def test_taxis_illegal_actions_are_never_taken_nor_averaged() -> None:
     assert current["action_mask"].gather(-1, action).all()
 
 
-def test_each_runs_network_learns_as_if_it_were_alone() -> None:
-    """A run's gradient, clipped by itself, does not depend on the other runs."""
+def test_what_one_run_learns_does_not_depend_on_the_others() -> None:
+    weights = []
+    for last_reward in (1.0, 50.0):
+        torch.manual_seed(0)
+        env = GymBatchEnv(partial(gym_env, "CartPole-v1"), max_steps=9, batch_size=[3])
+        options = {"hidden": [4], "batch_size": 4, "warmup": 4, "max_grad_norm": 0.5}
+        actor, rule = dqn(env, 3, 0.9, **options)
+        steps = env.rollout(12, break_when_any_done=False)
+        steps["next", "reward"][2] = last_reward
+        for step in steps.unbind(1):
+            rule.learn(step, torch.zeros(3, dtype=torch.int64), value_change=False)
+        weights.append([p.detach().clone() for p in actor.parameters()])
+    for one, other in zip(*weights, strict=True):
+        assert torch.equal(one[:2], other[:2])
+    assert any(not torch.equal(one[2], other[2]) for one, other in zip(*weights, strict=True))
+
+
+def test_gradients_are_clipped_run_by_run() -> None:
     weight, alone = torch.nn.Parameter(torch.zeros(3, 2)), torch.nn.Parameter(torch.zeros(1, 2))
     weight.grad = torch.tensor([[3.0, 4.0], [0.3, 0.4], [300.0, 400.0]])
     alone.grad = torch.tensor([[3.0, 4.0]])
