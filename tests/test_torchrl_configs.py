@@ -1,15 +1,16 @@
 """ε-BMC is built by TorchRL's trainer configs."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
 from torchrl.data import Categorical, Composite
 from torchrl.modules import EGreedyModule
-from torchrl.trainers.algorithms import configs  # noqa: F401, registers TorchRL's config nodes
 
 from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon
 from bmc_torchrl.trainers import UpdateEpsilon
@@ -22,6 +23,19 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:DQNTrainer is an experimental:UserWarning",
     "ignore:The '.*' hook stage will be replaced:FutureWarning",
 )
+
+# Importing them registers TorchRL's nodes for the whole process, where one named as a config of
+# ours, logger/csv, makes Hydra warn.
+REPO = ConfigStore.instance().repo
+BEFORE = set(REPO)
+importlib.import_module("torchrl.trainers.algorithms.configs")
+NODES = {name: REPO.pop(name) for name in set(REPO) - BEFORE}
+
+
+@pytest.fixture(autouse=True)
+def torchrls_nodes(monkeypatch):
+    for name, node in NODES.items():
+        monkeypatch.setitem(REPO, name, node)
 
 
 def composed(*overrides: str):
