@@ -36,9 +36,9 @@ def study_scores(table: pd.DataFrame) -> pd.DataFrame:
     check(table)
     judged = measure(table["experiment"].iloc[0])
     sign = -1.0 if judged.lower_is_better else 1.0
-    runs = table.assign(score=sign * table[judged.column]).groupby(["strategy", "run"])
+    scored = table.assign(score=sign * table[judged.column])
     late = table["episode"] > (1 - LAST_PART) * table["episode"].max()
-    last = table.assign(score=sign * table[judged.column])[late].groupby(["strategy", "run"])
+    runs, last = (part.groupby(["strategy", "run"]) for part in (scored, scored[late]))
     found = {"auc": runs["score"].mean(), "final": last["score"].mean()}
     return pd.DataFrame({**found, "epsilon_last": runs["epsilon"].last()}).reset_index()
 

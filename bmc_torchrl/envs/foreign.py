@@ -237,7 +237,6 @@ def minatar_env(game: str, **options: Any) -> gymnasium.Env[Any, Any]:
 def minigrid_env(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
     """A MiniGrid environment that shows what the agent sees, its codes scaled to [0, 1]."""
     wrappers = _required("minigrid.wrappers", "MiniGrid")
-    _required("minigrid", "MiniGrid")
     seen = wrappers.ImgObsWrapper(gym_env(name, **options))
     space = Box(0.0, 1.0, seen.observation_space.shape, np.float32)
     codes = np.float32(10.0)
