@@ -344,6 +344,24 @@ def test_blocks_and_compaction_change_no_result() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_the_last_block_is_halved_as_its_lanes_finish() -> None:
+    options: dict[str, Any] = {"runs": 24, "episodes": 9}
+    expected = results(run_to_end(make_dqn("grid", "geometric", block=2, **options)))
+    halved = make_dqn("grid", "geometric", **options)
+    sizes = [halved.block]
+    while not halved.finished:
+        halved.advance(1)
+        if halved.block != sizes[-1]:
+            sizes.append(halved.block)
+            state = halved.state_dict()
+            halved = make_dqn("grid", "geometric", **{**options, "seed": 99})
+            halved.load_state_dict(state)
+        unfinished = int((halved.episodes_done < halved.episodes).sum())
+        assert unfinished <= halved.block
+    assert sizes == [24, 12, 6]
+    torch.testing.assert_close(results(halved), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("learner", MAKERS)
 def test_grid_tests_are_greedy_episodes_of_the_q_after_the_episode(learner: str) -> None:
     """With one episode nothing is learned after it; the next test covers more."""

@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 class CompiledOnce:
     """`function` under ``torch.compile``, with one static shape and no graph break.
 
+    Each has its own cache, so that any number of engines can be built in one process.
+
     Args:
         function: of tensors.
         name: what the user is told.
@@ -42,7 +44,9 @@ class CompiledOnce:
         self.announce = announce or _log.info
         self.pending = enabled
         self.function = (
-            torch.compile(function, fullgraph=True, dynamic=False) if enabled else function
+            torch.compile(function, fullgraph=True, dynamic=False, isolate_recompiles=True)
+            if enabled
+            else function
         )
 
     def __call__(self, *args: Any) -> Any:

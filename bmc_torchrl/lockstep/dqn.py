@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.functional import epsilon_greedy_action
+from bmc_torchrl.lockstep.compiling import CompiledOnce
 from bmc_torchrl.lockstep.domains import Noise
 from bmc_torchrl.lockstep.engine import Lockstep
 from bmc_torchrl.lockstep.network import (
@@ -26,6 +27,9 @@ __all__ = ["DQNDraws", "DQNLockstep"]
 
 EMBED_BEYOND = 32
 """Multi-hot inputs wider than this are summed rows; narrower ones are multiplied."""
+
+SMALLEST_BLOCK = 6
+"""Lanes below which halving a block saves nothing: what is left is the cost of a call."""
 
 
 class DQNDraws(NamedTuple):
@@ -46,7 +50,9 @@ class DQNLockstep(Lockstep):
     """DQN with experience replay and no target network, one network per lane.
 
     Lanes learn in blocks of equal size, each small enough for the cache; blocks whose lanes have
-    all finished are not computed, and lanes move between blocks so that this happens soon.
+    all finished are not computed, and lanes move between blocks so that this happens soon. The last
+    block is halved whenever half of its lanes have finished, so that a few long runs do not keep
+    the others' lanes computing.
 
     Args:
         env: see :class:`Lockstep`.
@@ -100,8 +106,11 @@ class DQNLockstep(Lockstep):
         self._make_networks(network)
         self._make_tests(self.flat[0])
         self._interact = self._compile(self._interact_step, "interaction")
-        self._learn = self._compile(self._learn_block, "learning")
+        self._learn = self._compile_learning()
         self._reflect = self._compile(self._reflect_step, "strategy")
+
+    def _compile_learning(self) -> CompiledOnce:
+        return self._compile(self._learn_block, f"learning of {self.block} lanes")
 
     def _make_networks(self, network: QNetwork) -> None:
         domain = self.domain
@@ -281,19 +290,28 @@ class DQNLockstep(Lockstep):
         self._compact()
 
     def _compact(self) -> None:
-        """Gather the unfinished lanes in as few blocks as possible."""
+        """Gather the unfinished lanes in as few blocks, and the last in as small a one, as can be."""
         active = self.episodes_done < self.episodes
-        needed = max(-(-int(active.sum()) // self.block), 1)
-        if needed == self.blocks:
+        left, block = int(active.sum()), self.block
+        blocks = max(-(-left // block), 1)
+        while blocks == 1 and left <= block // 2 and block // 2 >= SMALLEST_BLOCK:
+            block //= 2
+        if (blocks, block) == (self.blocks, self.block):
             return
-        kept, unfinished = needed * self.block, active[self.lanes]
+        kept, unfinished = blocks * block, active[self.lanes]
         source = unfinished[kept:].nonzero().squeeze(-1) + kept
         target = (~unfinished[:kept]).nonzero().squeeze(-1)[: len(source)]
         for tensor in (self.flat, self.mean, self.square, self.snapshot, self.replay, self.lanes):
             moved = tensor[source]
             tensor[source] = tensor[target]
             tensor[target] = moved
-        self.blocks = needed
+        self._divide(blocks, block)
+
+    def _divide(self, blocks: int, block: int) -> None:
+        self.blocks = blocks
+        if block != self.block:
+            self.block = block
+            self._learn = self._compile_learning()
 
     def export(self, network: QNetwork) -> None:
         """Write the weights of every run into `network`."""
@@ -305,9 +323,9 @@ class DQNLockstep(Lockstep):
         """See :meth:`Lockstep.state_dict`."""
         state = super().state_dict()
         state["tensors"] |= {name: getattr(self, name).clone() for name in self._NETWORKS}
-        return state | {"blocks": self.blocks}
+        return state | {"blocks": self.blocks, "block": self.block}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`Lockstep.load_state_dict`."""
         super().load_state_dict(state)
-        self.blocks = state["blocks"]
+        self._divide(state["blocks"], state["block"])
