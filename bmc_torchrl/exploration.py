@@ -160,6 +160,11 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 self._warn_if_forgotten(f"called {self._calls} times")
         action = self._checked_action(tensordict)
         epsilon = self._epsilon(tensordict, acting)
+        if action.device != epsilon.device:
+            raise RuntimeError(
+                f"The action is on {action.device} and the exploration module on {epsilon.device}: "
+                f"move the module with .to({str(action.device)!r})."
+            )
         mask = self._mask(tensordict, action)
         coin, random = self._draw(tensordict, action, mask, acting.batch_size)
         explores = coin < epsilon
@@ -185,11 +190,6 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             raise KeyError(
                 f"No action at {self.action_key!r}: put the module after the Q-actor, as in "
                 "TensorDictSequential(q_actor, explore)."
-            )
-        if action.device != self.updates.device:
-            raise RuntimeError(
-                f"The action is on {action.device} and the exploration module on "
-                f"{self.updates.device}: move the module with .to({str(action.device)!r})."
             )
         layout = self._layout_of()
         if not layout.fits(action):

@@ -290,7 +290,7 @@ class DQNLockstep(Lockstep):
         self._compact()
 
     def _compact(self) -> None:
-        """Gather the unfinished lanes in as few blocks as possible, the last as small as possible."""
+        """Gather the unfinished lanes in as few blocks as possible, the last as small as can be."""
         active = self.episodes_done < self.episodes
         left, block = int(active.sum()), self.block
         blocks = max(-(-left // block), 1)

@@ -70,6 +70,12 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     def update(self, transition: TensorDictBase) -> None:
         """Learn from ``[*batch_shape]`` or ``[*batch_shape, time]`` transitions, in order."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers are."""
+        own = next(iter(self._buffers.values()), None)
+        return (next(self.buffers()) if own is None else own).device
+
     def step(self, frames: int) -> None:
         """Anneal by `frames`; only strategies that anneal by frames do anything."""
 
@@ -89,11 +95,9 @@ class EpsilonStrategy(KeepsPrecision, ABC):
                 f"{sorted(map(str, tensordict.keys(True, True)))}. Returns are written by "
                 "OneStepReturns: explore.update(returns(transition))."
             )
-        own = next(iter(self._buffers.values()), None)
-        device = (next(self.buffers()) if own is None else own).device
-        if value.device != device:
+        if value.device != self.device:
             raise ValueError(
-                f"{key!r} is on {value.device} but {type(self).__name__} is on {device}: "
+                f"{key!r} is on {value.device} but {type(self).__name__} is on {self.device}: "
                 f"move the strategy with .to({str(value.device)!r})."
             )
         return value
