@@ -186,25 +186,22 @@ def bmc_update(posterior: Array, greedy: Scalar, uniform: Scalar, prior: Array) 
 def log_evidence_ratio(gap: Scalar, alpha: Scalar, beta: Scalar, a: Scalar, b: Scalar) -> Scalar:
     """``student_t_log_evidence_ratio``."""
     total = alpha + beta
-    smaller, tau = min(alpha, beta) / total, (beta - alpha) / total
+    smaller, lead = min(alpha, beta) / total, (alpha - beta) / total
     squared = gap * gap
-    ratio = math.log1p(abs(tau) * squared / (2 * b + smaller * smaller * squared))
-    return -(a + 0.5) * math.copysign(ratio, tau)
+    ratio = math.log1p(abs(lead) * squared / (2 * b + smaller * smaller * squared))
+    return (a + 0.5) * math.copysign(ratio, lead)
 
 
 @compiled
 def moment_match(alpha: Scalar, beta: Scalar, ratio: Scalar) -> tuple[Scalar, Scalar]:
     """``beta_moment_match``."""
-    lead = math.expm1(-abs(ratio))
-    # Below e^-1 the sum 1 + expm1 would lose what exp keeps.
-    weaker = 1 + lead if lead > -0.6 else math.exp(-abs(ratio))
-    uniform = alpha * (weaker if ratio < 0 else 1.0)
-    greedy = beta * (1.0 if ratio < 0 else weaker)
-    evidence = uniform + greedy
-    p, q = uniform / evidence, greedy / evidence
-    d = alpha * beta * math.copysign(lead, -ratio) / evidence
-    change = d / ((alpha + p) * (beta + q) + p * q * (alpha + beta + 1))
-    return alpha - p * (alpha + 1) * change, beta + q * (beta + 1) * change
+    weaker = math.exp(-abs(ratio))
+    e_u, e_q = (weaker, 1.0) if ratio < 0 else (1.0, weaker)
+    u, g = alpha * e_u, beta * e_q
+    evidence = u + g
+    spread = (u + alpha * evidence) * (g + beta * evidence) + u * g * (1 + alpha + beta)
+    c = alpha * beta * (e_q - e_u) / spread
+    return alpha - u * (alpha + 1) * c, beta + g * (beta + 1) * c
 
 
 @_compiled_unordered
