@@ -37,7 +37,7 @@ COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", GRE
 FAMILY_COLOURS = dict(zip(("fixed", "geom", "power", "vdbe"), COLOURS, strict=False))
 SENSITIVITY_TITLES = {"alpha0": "strength of the prior, α₀", "reward_scale": "scale of rewards"}
 
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.labelsize": 10,
@@ -73,7 +73,7 @@ def learning_figure(
     names = list(curves["strategy"].unique())
     auc = curves.groupby("strategy")[f"{judged.column}_mean"].mean()
     groups = {key: _members(names, key) for key in FAMILY_COLOURS}
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12.5, 8.4), layout="constrained")
         axes = figure.subplots(2, 3).ravel()
         for panel, (key, members) in zip(axes[:4], groups.items(), strict=True):
@@ -106,7 +106,7 @@ def comparison_figure(experiment: str, curves: pd.DataFrame) -> Figure:
     judged = measure(experiment)
     names = [name for name in curves["strategy"].unique() if name != "bmc"]
     styles = dict(zip(names, COLOURS, strict=False))
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         _performance_panel(left, curves, judged, styles, None, short=False)
@@ -262,7 +262,7 @@ def posterior_figure(
         )
     epsilon = np.linspace(0, 1, 801)[1:-1]
     log_density = stats.beta.logpdf(epsilon[:, None], a, b)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
         image = axes.pcolormesh(
@@ -297,7 +297,7 @@ def sensitivity_figure(experiment: str, table: pd.DataFrame) -> Figure:
         raise ResultsError(f"the sensitivity table lacks {absent or 'rows'}; see figures.py --help")
     judged = measure(experiment)
     kinds = sorted(table["parameter"].unique())
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.2 * len(kinds), 4.6), layout="constrained")
         panels = figure.subplots(1, len(kinds), squeeze=False).ravel()
         for axes, kind in zip(panels, kinds, strict=True):
@@ -349,7 +349,7 @@ def profile_figure(experiment: str, scores: pd.DataFrame, *, metric: str = "auc"
     low, high = used[metric].min(), used[metric].max()
     margin = 0.03 * (high - low) or 1.0
     levels = np.linspace(low - margin, high + margin, 301)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
         for name, colour in styles.items():
@@ -385,7 +385,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     written = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "pdf")]
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure.savefig(written[0], dpi=150)
         figure.savefig(written[1], metadata={"CreationDate": None})
     return written

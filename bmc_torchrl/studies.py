@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bmc_torchrl.measures import experiment_title, measure, strategy_title
-from bmc_torchrl.plots import _STYLE, BLACK, COLOURS
+from bmc_torchrl.plots import BLACK, COLOURS, STYLE
 from bmc_torchrl.results import check
 from bmc_torchrl.statistics import Interval, improvement_interval, iqm_interval
 
@@ -119,7 +119,7 @@ def study_figure(tables: Tables, summary: pd.DataFrame, *, columns: int = 4) -> 
     styles = {"bmc": BLACK, **dict(zip(others, COLOURS, strict=False))}
     together = summary[summary["task"] == ALL_TASKS].set_index("strategy")
     blocks = -(-(len(tables) + (len(together) > 0)) // columns)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.4 * columns, 4.6 * blocks + 0.5), layout="constrained")
         panels = figure.subplots(2 * blocks, columns, squeeze=False)
         for axes in panels.ravel():

@@ -51,7 +51,7 @@ def built(*overrides: str):
     """Settings, learner, stream and evaluation, checked as main does."""
     cfg = settings(*overrides)
     train.check_settings(cfg)
-    return cfg, *train.build(cfg)
+    return cfg, *train.build_job(cfg)
 
 
 def trained(output: Path, *overrides: str) -> EpsilonGreedyLearner:

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import train  # noqa: E402
+from job import uses_lockstep  # noqa: E402
 
 from bmc_torchrl.results import load  # noqa: E402
 
@@ -22,7 +23,7 @@ def settings(output: Path, *overrides: str):
 
 
 def run(cfg) -> None:
-    train.fit(cfg, *train.build(cfg))
+    train.fit(cfg, *train.build_job(cfg))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def run(cfg) -> None:
     ],
 )
 def test_the_engine_chooses_itself(tmp_path, overrides, expected):
-    assert train.uses_lockstep(settings(tmp_path, "episodes=2", *overrides)) is expected
+    assert uses_lockstep(settings(tmp_path, "episodes=2", *overrides)) is expected
 
 
 class StoppedJobError(Exception):
@@ -60,7 +61,7 @@ def test_an_engine_killed_after_any_chunk_resumes_to_the_same_table(tmp_path, ex
     job = [f"experiment={experiment}", "episodes=6", "trainer.checkpoint_every_n_chunks=1"]
     run(settings(tmp_path / "whole", *job))
     cfg = settings(tmp_path / "broken", *job)
-    learner, stream, own = train.build(cfg)
+    learner, stream, own = train.build_job(cfg)
     with pytest.raises(StoppedJobError):
         train.fit(cfg, learner, stream, [*own, StopAfter(chunks)])
     torch.load(tmp_path / "broken" / "last.ckpt", weights_only=True)

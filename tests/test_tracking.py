@@ -41,6 +41,8 @@ def records(path: Path) -> Iterator[Record]:
             position += left
             continue
         length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        if position + 7 + length > len(data):
+            return
         whole += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):
@@ -50,9 +52,20 @@ def records(path: Path) -> Iterator[Record]:
             yield record
 
 
+def finished_records(run: Path) -> list[Record]:
+    """All records of a run; W&B's service writes them in its own time, the exit last."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = [record for path in run.glob("*.wandb") for record in records(path)]
+        if any(record.WhichOneof("record_type") == "exit" for record in found):
+            return found
+        time.sleep(0.2)
+    raise TimeoutError(f"{run} has no exit record.")
+
+
 def of_kind(run: Path, kind: str) -> list:
-    (path,) = run.glob("*.wandb")
-    return [getattr(r, kind) for r in records(path) if r.WhichOneof("record_type") == kind]
+    found = finished_records(run)
+    return [getattr(r, kind) for r in found if r.WhichOneof("record_type") == kind]
 
 
 def items(entries) -> dict:
@@ -149,9 +162,6 @@ def test_a_resumed_job_goes_on_with_its_wandb_run(tmp_path: Path) -> None:
     steps = set()
     for run in runs:
         assert run.name.endswith(identity)
-        deadline = time.monotonic() + 30
-        while not of_kind(run, "run") and time.monotonic() < deadline:
-            time.sleep(0.2)  # W&B's service writes in its own time.
         assert of_kind(run, "run")[0].run_id == identity
         history = (items(entry.item) for entry in of_kind(run, "history"))
         steps |= {row["trainer/global_step"] for row in history if "train/loss" in row}

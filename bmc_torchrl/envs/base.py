@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase
 
 from bmc_torchrl.envs.factored import active_features, index_from_encoding, one_hot_encoding
 
-__all__ = ["BatchedEnv", "Observation"]
+__all__ = ["BatchedEnv", "Observation", "batch_shape_of", "usable_device"]
 
 Observation = Literal["state", "encoded"]
 
@@ -62,7 +62,7 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
             raise ValueError(
                 f"max_steps must be at least 1, or None for no limit; got {max_steps}."
             )
-        super().__init__(device=_usable_device(device), batch_size=_batch_shape(batch_size))
+        super().__init__(device=usable_device(device), batch_size=batch_shape_of(batch_size))
         self.sizes = tuple(sizes)
         self.num_states = math.prod(self.sizes)
         self.num_actions = num_actions
@@ -212,7 +212,8 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
         self.full_done_spec = Composite(done, shape=batch, device=device)
 
 
-def _batch_shape(batch_size: Sequence[int] | int) -> torch.Size:
+def batch_shape_of(batch_size: Sequence[int] | int) -> torch.Size:
+    """`batch_size` as a shape, checked."""
     shape = torch.Size([batch_size] if isinstance(batch_size, int) else batch_size)
     if any(size < 1 for size in shape):
         raise ValueError(
@@ -221,7 +222,8 @@ def _batch_shape(batch_size: Sequence[int] | int) -> torch.Size:
     return shape
 
 
-def _usable_device(device: torch.device | str | None) -> torch.device:
+def usable_device(device: torch.device | str | None) -> torch.device:
+    """The device that tensors made for `device` are on."""
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:

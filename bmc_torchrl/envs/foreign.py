@@ -20,7 +20,7 @@ from torch import Tensor
 from torchrl.data import Binary, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase
 
-from bmc_torchrl.envs.base import Observation, _batch_shape, _usable_device
+from bmc_torchrl.envs.base import Observation, batch_shape_of, usable_device
 
 __all__ = ["DmEnv", "GymBatchEnv", "bsuite_env", "gym_env", "minatar_env", "minigrid_env"]
 
@@ -65,7 +65,7 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
     ) -> None:
         if max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
-        super().__init__(device=_usable_device(device), batch_size=_batch_shape(batch_size))
+        super().__init__(device=usable_device(device), batch_size=batch_shape_of(batch_size))
         self.copies = [make() for _ in range(self.batch_size.numel())]
         self.max_steps, self.observation = max_steps, observation
         seen, acts = self.copies[0].observation_space, self.copies[0].action_space

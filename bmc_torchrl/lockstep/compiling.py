@@ -14,6 +14,8 @@ __all__ = ["Announce", "CompiledOnce"]
 Announce = Callable[[str], None]
 """Is told what is being compiled, before and after."""
 
+_WHOLE: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,11 +45,7 @@ class CompiledOnce:
         self.name, self.seconds = name, 0.0
         self.announce = announce or _log.info
         self.pending = enabled
-        self.function = (
-            torch.compile(function, fullgraph=True, dynamic=False, isolate_recompiles=True)
-            if enabled
-            else function
-        )
+        self.function = torch.compile(function, **_WHOLE) if enabled else function
 
     def __call__(self, *args: Any) -> Any:
         """Call the function; the first time, compile it and say so."""
