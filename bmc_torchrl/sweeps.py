@@ -72,17 +72,33 @@ def plan(
 
     Runs are cut at multiples of the experiment's batch size, and strategies into stacks of so many
     as are computed side by side, whatever is finished: a batch is the same in a sweep that was
-    interrupted and in one that was not.
+    interrupted and in one that was not. Where a sweep of fewer runs, or in smaller batches, came
+    before, what it left out of a batch is a batch.
     """
     stacks = [labels[first : first + stack] for first in range(0, len(labels), stack)]
     for experiment in experiments:
         left = parts_of(output, experiment).missing(labels, range(runs))
         for together in stacks:
             for first in range(0, runs, sizes[experiment]):
-                due = [label for label in together if first in left.get(label, ())]
-                if due:
-                    count = min(sizes[experiment], runs - first)
-                    yield Batch(experiment, "+".join(due), first, count)
+                cut = range(first, min(first + sizes[experiment], runs))
+                due: dict[tuple[int, int], list[str]] = {}
+                for label in together:
+                    todo = [run for run in left.get(label, ()) if run in cut]
+                    for span in _spans(todo):
+                        due.setdefault(span, []).append(label)
+                for (start, count), which in due.items():
+                    yield Batch(experiment, "+".join(which), start, count)
+
+
+def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Where consecutive numbers start, and how many they are.
+
+    >>> _spans([0, 1, 4, 5, 6])
+    [(0, 2), (4, 3)]
+    """
+    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
+    ends = [n for i, n in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != n + 1]
+    return [(start, end - start + 1) for start, end in zip(starts, ends, strict=True)]
 
 
 def finished_table(batch: Batch, engine: Engine) -> pd.DataFrame:

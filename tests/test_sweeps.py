@@ -60,6 +60,18 @@ def test_a_plan_leaves_out_what_is_finished(tmp_path):
     ]
 
 
+def test_more_runs_than_before_are_the_rest_of_a_batch(tmp_path):
+    parts = parts_of(tmp_path, "grid_sarsa")
+    for label, first, runs in (("bmc", 0, 3), ("bmc", 5, 1), ("fixed_01", 0, 3)):
+        parts.add(cell(label, first, runs), provenance({}, 0), 1.0)
+    batches = plan(tmp_path, ["grid_sarsa"], ["bmc", "fixed_01"], 8, {"grid_sarsa": 8}, stack=2)
+    assert [(b.label, b.first_run, b.runs) for b in batches] == [
+        ("bmc", 3, 2),
+        ("bmc", 6, 2),
+        ("fixed_01", 3, 5),
+    ]
+
+
 def test_strategies_are_stacked_whatever_is_finished(tmp_path):
     labels = ["bmc", "vdbe_005", "fixed_01"]
     parts_of(tmp_path, "grid_sarsa").add(cell("vdbe_005", 0, 2), provenance({}, 0), 1.0)
