@@ -60,7 +60,7 @@ def compute(settings: dict[str, Any], batch: Batch) -> float:
     torch.set_num_threads(1)
     cfg = job(settings, batch.experiment)
     train.check_settings(cfg)
-    train.fit(cfg, *train.build(cfg))
+    train.fit(cfg, *train.build_job(cfg))
     return float(load(Path(cfg.output) / TABLE)[measure(batch.experiment).column].mean())
 
 
