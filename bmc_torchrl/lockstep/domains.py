@@ -45,10 +45,12 @@ class LaneDomain(ABC):
         num_features: width of the network's dense input.
         ones: number of ones in a multi-hot input, 0 if the input is not multi-hot.
         shortest_episode: no episode ends in fewer steps.
+        unroll: steps in tables to compile at once; of long ones more than two take minutes.
     """
 
     record_width = 1
     ones = 0
+    unroll = 10
     shortest_episode = 1
     demands = 0
     resets = 0
@@ -175,6 +177,8 @@ class CartPoleLanes(LaneDomain):
 
 class SupplyChainLanes(LaneDomain):
     """The supply-chain: the state is the row-major index of the stocks."""
+
+    unroll = 2
 
     def __init__(self, env: SupplyChainEnv) -> None:
         super().__init__(env)

@@ -66,6 +66,7 @@ class TabularLockstep(Lockstep):
         floor: see `learning_rate`.
         next_action: draw a′ "before" learning, as the published experiments, or "after".
         unroll_steps: most vector steps per compiled call.
+        unroll: test steps per compiled call; by default what the domain can afford.
         **options: see :class:`Lockstep`.
 
     >>> from bmc_torchrl.envs import SubgoalGridEnv
@@ -92,10 +93,11 @@ class TabularLockstep(Lockstep):
         next_action: Literal["before", "after"] = "before",
         unroll_steps: int = 4,
         test_slots: int = 1024,
-        unroll: int = 10,
+        unroll: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(env, strategy, test_slots=test_slots, unroll=unroll, **options)
+        super().__init__(env, strategy, test_slots=test_slots, **options)
+        self.unroll = self.domain.unroll if unroll is None else unroll
         states, actions = self.domain.num_states, self.domain.num_actions
         if table.weight.shape != (self.runs, states, actions):
             raise ValueError(
@@ -106,7 +108,7 @@ class TabularLockstep(Lockstep):
             raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
         self.learning_rate, self.decay, self.floor = learning_rate, decay, floor
         self.before = next_action == "before"
-        steps = range(1, min(unroll_steps, self.chunk) + 1)
+        steps = range(1, min(unroll_steps, self.domain.unroll, self.chunk) + 1)
         self.unroll_steps = max(n for n in steps if self.chunk % n == 0)
         self.table = table.weight.detach().to(self.device).clone()
         small = torch.uint8 if actions <= 256 else torch.int64

@@ -34,7 +34,7 @@ def rows() -> Iterator[dict[str, Any]]:
     runs, steps = EFFORT.count(RUNS, least=4), EFFORT.count(STEPS, least=400)
     for domain in DOMAINS:
         yield from _domain(domain, runs, steps)
-    yield _tensors("cart-pole", max(runs // 10, 4), steps)
+        yield _tensors(domain, max(runs // 10, 4), steps)
 
 
 def _domain(domain: str, runs: int, steps: int) -> Iterator[dict[str, Any]]:
