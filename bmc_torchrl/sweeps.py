@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import multiprocessing
 import os
 import threading
@@ -81,13 +82,13 @@ def plan(
         for together in stacks:
             for first in range(0, runs, sizes[experiment]):
                 cut = range(first, min(first + sizes[experiment], runs))
-                due: dict[tuple[int, int], list[str]] = {}
-                for label in together:
-                    todo = [run for run in left.get(label, ()) if run in cut]
-                    for span in _spans(todo):
-                        due.setdefault(span, []).append(label)
-                for (start, count), which in due.items():
-                    yield Batch(experiment, "+".join(which), start, count)
+                spans = {
+                    label: _spans([run for run in left.get(label, ()) if run in cut])
+                    for label in together
+                }
+                for span in dict.fromkeys(itertools.chain.from_iterable(spans.values())):
+                    due = [label for label in together if span in spans[label]]
+                    yield Batch(experiment, "+".join(due), *span)
 
 
 def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -17,6 +17,8 @@ from bmc_torchrl.lockstep import engines
 from bmc_torchrl.training.settings import chosen_strategies
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+DECISIVE = ("gamma", "episodes", "settings", "learner", "domain", "families")
+"""The settings that decide what a run of a strategy gives, beside its seed."""
 
 
 def experiment_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:

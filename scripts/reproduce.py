@@ -11,7 +11,13 @@ import cloudpickle
 import composition
 import hydra
 import torch
-from composition import build_engine, build_strategy, experiment_config, strategy_seed
+from composition import (
+    DECISIVE,
+    build_engine,
+    build_strategy,
+    experiment_config,
+    strategy_seed,
+)
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
@@ -22,8 +28,6 @@ from bmc_torchrl.training.settings import chosen_strategies
 
 # A launcher's jobs do not have this folder on their path.
 cloudpickle.register_pickle_by_value(composition)
-
-DECISIVE = ("gamma", "episodes", "settings", "learner", "domain", "families")
 
 
 def compute(settings: dict[str, Any], batch: Batch) -> float:

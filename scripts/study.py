@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
-from composition import experiment_config
+from composition import DECISIVE, experiment_config
 
 from bmc_torchrl.measures import measure
 from bmc_torchrl.plots import save_figure
@@ -25,7 +25,6 @@ from bmc_torchrl.results import load, load_metadata, write_atomically
 from bmc_torchrl.studies import study_figure, study_summary
 from bmc_torchrl.sweeps import Batch, execute
 
-DECISIVE = ("gamma", "episodes", "runs", "seed", "settings", "learner", "domain", "families")
 TABLE = "table.parquet"
 
 
@@ -47,7 +46,8 @@ def finished(settings: dict[str, Any], task: str) -> bool:
         return False
     wanted = json.loads(json.dumps(OmegaConf.to_container(job(settings, task), resolve=True)))
     made = load_metadata(path)["config"]
-    different = [name for name in (*DECISIVE, "strategies") if made[name] != wanted[name]]
+    decisive = (*DECISIVE, "runs", "seed", "strategies")
+    different = [name for name in decisive if made[name] != wanted[name]]
     if different:
         raise SystemExit(f"{path} was made with other {different}; move it away, or set output=.")
     return True
