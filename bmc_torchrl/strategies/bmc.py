@@ -181,11 +181,6 @@ class BMCEpsilon(EpsilonStrategy):
         self.register_buffer("skipped", torch.zeros(self.batch_shape, dtype=torch.int64))
 
     @property
-    def device(self) -> torch.device:
-        """Where the buffers are."""
-        return self.alpha.device
-
-    @property
     def mean(self) -> Tensor:
         """Mean of the posterior over ε, which is ε."""
         return self.alpha / (self.alpha + self.beta)
