@@ -250,16 +250,12 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """A coin per element of the batch, and a random action of the action's shape and dtype."""
         layout, device = self._layout_of(), action.device
-        shape = layout.index_shape(action)
+        coin = torch.rand(batch, device=device)
         if self.explore == "softmax":
-            coin = torch.rand(batch, device=device)
             value = self._action_value(tensordict, action)
             noise = torch.rand(value.shape, device=device)
             return coin, layout.from_softmax(value / self.temperature, noise, mask, action)
-        if shape == batch:
-            coin, which = torch.rand(2, *shape, device=device).unbind(0)
-        else:
-            coin, which = torch.rand(batch, device=device), torch.rand(shape, device=device)
+        which = torch.rand(layout.index_shape(action), device=device)
         return coin, layout.from_uniform(which, mask, action)
 
     def _warn_if_forgotten(self, how: str) -> None:

@@ -143,6 +143,11 @@ class ReferenceDQN:
         return (self.call(self.parameters, observation).gather(-1, action) - before).squeeze(-1)
 
 
+def act_of(draws: list[Tensor]) -> Tensor:
+    """The coin and the action at the head of `draws`, removed from it: ``[2, runs]``."""
+    return torch.stack([draws.pop(0), draws.pop(0)])
+
+
 def noise_of(domain: str, draws: list[Tensor]) -> Noise:
     """The domain's draws at the head of `draws`, removed from it."""
     empty = torch.zeros(RUNS, 0)
@@ -172,7 +177,7 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
         draws: list[Tensor] = []
         with recorded_draws(draws):
             reference.step()
-        act = draws.pop(0)
+        act = act_of(draws)
         noise = noise_of(domain, draws)
         sample = draws.pop(0) if draws else torch.zeros(RUNS, DQN["batch_size"]).double()
         with torch.no_grad():
@@ -258,10 +263,10 @@ def compare_tabular(
         draws: list[Tensor] = []
         with recorded_draws(draws):
             reference.step()
-        act = draws.pop(0)
+        act = act_of(draws)
         noise = Noise(*(x.unsqueeze(0) for x in noise_of(domain, draws)))
         with torch.no_grad():
-            engine.vector_steps(TabularDraws(act[None], noise, draws.pop(0)[None]))
+            engine.vector_steps(TabularDraws(act[None], noise, act_of(draws)[None]))
         torch.testing.assert_close(engine.state, reference.carrier[key], rtol=1e-5, atol=1e-6)
         ours, theirs = engine.strategy.eps, reference.explore.eps
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)

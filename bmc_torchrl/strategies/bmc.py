@@ -218,9 +218,9 @@ class BMCEpsilon(EpsilonStrategy):
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """ε of each run, in its current state if there is a posterior per state."""
-        if self.num_states is None:
-            return self.mean
-        alpha, beta = (self._at_state(x, tensordict) for x in (self.alpha, self.beta))
+        alpha, beta = self.alpha, self.beta
+        if self.num_states is not None:
+            alpha, beta = (self._at_state(x, tensordict) for x in (alpha, beta))
         return alpha / (alpha + beta)
 
     def _posterior(self) -> BMCPosterior:
