@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from bmc_torchrl.functional import legal_action_at
 __all__ = ["ActionLayout"]
 
 
-@dataclass(frozen=True)
-class ActionLayout:
+class ActionLayout(NamedTuple):
     """One or several discrete variables, as indices or one-hot vectors.
 
     >>> ActionLayout.of(MultiCategorical([2, 3]))

@@ -20,8 +20,8 @@ from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
 __all__ = ["AdaptiveEGreedyModule", "OneStepReturns"]
 
 _FORGOTTEN = (
-    "{0} has been {1} without ever being updated, so ε is still {2}: call "
-    "`explore.update(returns(transition))` for every batch that the collector yields."
+    "{} has been used {} times and ε is still {:.3g}: call `explore.update(returns(transition))` "
+    "for every batch that the collector yields."
 )
 
 
@@ -56,7 +56,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
     """
 
     PATIENCE = 10_000
-    """How many calls may pass without an update before a warning."""
+    """After how many calls and steps an ε that has never moved is worth a warning."""
 
     def __init__(
         self,
@@ -95,9 +95,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         ]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
         self.out_keys = [action_key, self.epsilon_key]
-        self.updates: Tensor
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-        self._calls = self._steps = 0
+        self._uses, self._first_eps = 0, self.strategy.eps.clone()
         self._spec: TensorSpec | None = None
         self._layout: ActionLayout | None = None
         if spec is not None:
@@ -137,14 +135,11 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         # Inference mode is the cheaper one, and does not compile.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
             self.strategy.update(transition)
-            self.updates.add_(1)
 
     def step(self, frames: int = 1) -> None:
         """``EGreedyModule``'s clock, for strategies that anneal by frames."""
+        self._count_use()
         self.strategy.step(frames)
-        self._steps += 1
-        if self._steps == 2:
-            self._warn_if_forgotten("stepped")
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replace the action with probability ε, and record ε."""
@@ -152,12 +147,9 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if isinstance(self.action_key, tuple) and len(self.action_key) > 1:
             acting = tensordict.get(self.action_key[:-1])
         if exploration_type() not in (ExplorationType.RANDOM, None):
-            zeros = torch.zeros(acting.batch_size, device=self.updates.device)
+            zeros = torch.zeros(acting.batch_size, device=self.eps.device)
             return tensordict.set(self.epsilon_key, zeros)
-        if not torch.compiler.is_compiling():
-            self._calls += 1
-            if self._calls == self.PATIENCE:
-                self._warn_if_forgotten(f"called {self._calls} times")
+        self._count_use()
         action = self._checked_action(tensordict)
         epsilon = self._epsilon(tensordict, acting)
         if action.device != epsilon.device:
@@ -165,7 +157,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 f"The action is on {action.device} and the exploration module on {epsilon.device}: "
                 f"move the module with .to({str(action.device)!r})."
             )
-        mask = self._mask(tensordict, action)
+        mask = None if self.action_mask_key is None else self._mask(tensordict, action)
         coin, random = self._draw(tensordict, action, mask, acting.batch_size)
         explores = coin < epsilon
         if explores.shape != random.shape:
@@ -199,9 +191,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             )
         return action
 
-    def _mask(self, tensordict: TensorDictBase, action: Tensor) -> Tensor | None:
-        if self.action_mask_key is None:
-            return None
+    def _mask(self, tensordict: TensorDictBase, action: Tensor) -> Tensor:
         mask: Tensor | None = tensordict.get(self.action_mask_key, None)
         if mask is None:
             raise KeyError(f"No action mask at {self.action_mask_key!r} in {tensordict}.")
@@ -258,10 +248,15 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         which = torch.rand(layout.index_shape(action), device=device)
         return coin, layout.from_uniform(which, mask, action)
 
-    def _warn_if_forgotten(self, how: str) -> None:
-        if self.strategy.needs_update and not bool(self.updates):
+    def _count_use(self) -> None:
+        """Warn, once, if the update seems to be forgotten: in a worker, too, ε says so."""
+        if torch.compiler.is_compiling() or not self.strategy.needs_update:
+            return
+        self._uses += 1
+        if self._uses == self.PATIENCE and self.eps.equal(self._first_eps.to(self.eps.device)):
             mean = float(self.eps.mean())
-            warnings.warn(_FORGOTTEN.format(type(self).__name__, how, f"{mean:.3g}"), stacklevel=3)
+            message = _FORGOTTEN.format(type(self).__name__, self._uses, mean)
+            warnings.warn(message, stacklevel=3)
 
 
 class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]

@@ -303,23 +303,29 @@ def test_vmap_reaches_the_posterior():
 # Warnings.
 
 
-def test_stepping_without_updates_warns_once():
-    explore = AdaptiveEGreedyModule(action_spec(False))
-    explore.step(10)
-    with pytest.warns(UserWarning, match=r"without ever being updated.*0\.498.*update\(returns"):
-        explore.step(10)
-    explore.step(10)
-
-
-def test_acting_long_without_updates_warns_once():
+@pytest.mark.parametrize("use", [lambda m: m.step(10), lambda m: m(observed(RUNS))])
+def test_long_use_without_updates_warns_once(use):
     explore = AdaptiveEGreedyModule(action_spec(False))
     explore.PATIENCE = 5
-    td = observed(RUNS)
-    for _ in range(4):
-        explore(td)
-    with pytest.warns(UserWarning, match="called 5 times without ever being updated"):
-        explore(td)
-    explore(td)
+    expected = r"used 5 times and ε is still 0\.498.*update\(returns"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            use(explore)
+        with pytest.warns(UserWarning, match=expected):
+            use(explore)
+        use(explore)
+
+
+def test_an_update_anywhere_spares_the_warning():
+    explore = AdaptiveEGreedyModule(action_spec(False))
+    explore.PATIENCE = 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explore(observed(RUNS))
+        explore.strategy.alpha.mul_(0.9)
+        for _ in range(5):
+            explore(observed(RUNS))
 
 
 @pytest.mark.parametrize("strategy", [ConstantEpsilon(0.1), LinearEpsilon(count_by="step")])

@@ -70,12 +70,6 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     def update(self, transition: TensorDictBase) -> None:
         """Learn from ``[*batch_shape]`` or ``[*batch_shape, time]`` transitions, in order."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where the buffers are."""
-        own = next(iter(self._buffers.values()), None)
-        return (next(self.buffers()) if own is None else own).device
-
     def step(self, frames: int) -> None:
         """Anneal by `frames`; only strategies that anneal by frames do anything."""
 
@@ -87,7 +81,8 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """The rest of :meth:`update`, which cannot fail."""
         self.update(*columns)
 
-    def _entry(self, tensordict: TensorDictBase, key: NestedKey) -> Tensor:
+    def _entry(self, tensordict: TensorDictBase, key: NestedKey, buffer: Tensor) -> Tensor:
+        """An entry that must be there, and on the device of the strategy's `buffer`."""
         value: Tensor | None = tensordict.get(key, None)
         if value is None:
             raise KeyError(
@@ -95,32 +90,32 @@ class EpsilonStrategy(KeepsPrecision, ABC):
                 f"{sorted(map(str, tensordict.keys(True, True)))}. Returns are written by "
                 "OneStepReturns: explore.update(returns(transition))."
             )
-        if value.device != self.device:
+        if value.device != buffer.device:
             raise ValueError(
-                f"{key!r} is on {value.device} but {type(self).__name__} is on {self.device}: "
+                f"{key!r} is on {value.device} but {type(self).__name__} is on {buffer.device}: "
                 f"move the strategy with .to({str(value.device)!r})."
             )
         return value
 
-    def _done(self, transition: TensorDictBase) -> Tensor:
+    def _done(self, transition: TensorDictBase, buffer: Tensor) -> Tensor:
         """Where an episode ended, ``[*batch]``."""
-        done = self._entry(transition, ("next", "done"))
+        done = self._entry(transition, ("next", "done"), buffer)
         if done.dtype != torch.bool:
             raise TypeError(f"('next', 'done') must be bool, got {done.dtype}.")
         return done.squeeze(-1) if done.ndim > transition.batch_dims else done
 
-    def _state(self, tensordict: TensorDictBase, num_states: int) -> Tensor:
+    def _state(self, tensordict: TensorDictBase, num_states: int, buffer: Tensor) -> Tensor:
         """The discrete state, ``[*batch]``, or ``[*batch, *agents]`` at a nested key."""
         key, owner = self.state_key, tensordict
         assert key is not None
-        value = self._entry(tensordict, key)
+        value = self._entry(tensordict, key, buffer)
         if isinstance(key, tuple) and len(key) > 1:
             owner = tensordict.get(key[:-1])
         return state_index(value, owner.batch_dims, num_states)
 
     def _at_state(self, table: Tensor, tensordict: TensorDictBase) -> Tensor:
         """The entries of a table ``[*batch_shape, states]`` at the current states."""
-        state = self._state(tensordict, table.shape[-1])
+        state = self._state(tensordict, table.shape[-1], table)
         shape = self.batch_shape[: state.ndim]
         if state.shape[: len(shape)] != shape:
             raise ValueError(
@@ -135,7 +130,7 @@ class EpsilonStrategy(KeepsPrecision, ABC):
 
     def _state_left(self, transition: TensorDictBase, num_states: int, like: Tensor) -> Tensor:
         """The state of each transition in the shape of `like`; an error if one is out of range."""
-        state: Tensor = expand_as_right(self._state(transition, num_states), like)
+        state: Tensor = expand_as_right(self._state(transition, num_states, like), like)
         torch._assert_async(
             ((state >= 0) & (state < num_states)).all(),
             f"{type(self).__name__}: {self.state_key!r} must be an index from 0 to "

@@ -269,7 +269,7 @@ class BMCEpsilon(EpsilonStrategy):
             self._step(*column)
 
     def _return(self, transition: TensorDictBase, key: NestedKey) -> Tensor:
-        value = self._entry(transition, key)
+        value = self._entry(transition, key, self.alpha)
         if not value.is_floating_point():
             raise TypeError(f"{key!r} must be floating point, got {value.dtype}.")
         if value.ndim < transition.batch_dims:
@@ -285,7 +285,7 @@ class BMCEpsilon(EpsilonStrategy):
                 'update="offline" needs one posterior per environment: the transition has batch '
                 f"size {tuple(transition.batch_size)} and the strategy {tuple(self.batch_shape)}."
             )
-        return self._done(transition)
+        return self._done(transition, self.alpha)
 
     def _walk(self, learns: Tensor, greedy: Tensor, uniform: Tensor) -> None:
         """Every step of ``[steps, *batch_shape]``; one loop in the graph when compiled."""

@@ -69,7 +69,7 @@ class _AnnealedByEpisodes(EpsilonStrategy):
         self._learn(*self._read(transition))
 
     def _read(self, transition: TensorDictBase) -> tuple[Tensor]:
-        done = self._done(transition)
+        done = self._done(transition, self.episodes)
         return (self._steps(transition, done & self._taken(transition, done)),)
 
     def _learn(self, ended: Tensor) -> None:
@@ -184,7 +184,7 @@ class LinearEpsilon(EpsilonStrategy):
     def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
         if self.count_by == "step":
             return ()
-        done = self._done(transition)
+        done = self._done(transition, self.frames)
         return (self._steps(transition, self._taken(transition, done)),)
 
     def _learn(self, *taken: Tensor) -> None:

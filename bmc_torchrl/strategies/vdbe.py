@@ -79,7 +79,7 @@ class VDBEEpsilon(EpsilonStrategy):
         self._learn(*self._read(transition))
 
     def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
-        change = self._entry(transition, self.value_change_key).to(self.epsilons.dtype)
+        change = self._entry(transition, self.value_change_key, self.epsilons).double()
         if self.state_key is None:
             state = torch.zeros_like(change, dtype=torch.int64)
         else:
