@@ -16,6 +16,11 @@ def _seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def random():
+    return torch.Generator().manual_seed(5)
+
+
 def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return

@@ -26,6 +26,8 @@ from bmc_torchrl import (
 STATES, ACTIONS, AGENTS = 3, 4, 2
 RUNS = (4,)
 MASK = (True, True, False, True)
+REJECT = 1e-3
+"""Below which probability a fixed seed's draws are called different."""
 
 
 def stacked(shape: Sequence[int]) -> StackedEpsilon:

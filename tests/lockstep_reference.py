@@ -1,0 +1,263 @@
+"""Small engines, and the library modules in the same order as their reference."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from bmc_torchrl.envs import CartPoleEnv, SubgoalGrid, SubgoalGridEnv, SupplyChainEnv, SupplyNetwork
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
+from bmc_torchrl.fitting import adam_state, fit_minibatch
+from bmc_torchrl.functional import mixture_return
+from bmc_torchrl.lockstep import DQNDraws, DQNLockstep, TabularDraws, TabularLockstep
+from bmc_torchrl.lockstep.domains import Noise
+from bmc_torchrl.objectives import tabular_update
+from bmc_torchrl.replay import run_replay_buffer
+from bmc_torchrl.strategies import (
+    BMCEpsilon,
+    ConstantEpsilon,
+    EpsilonStrategy,
+    GeometricEpsilon,
+    PowerEpsilon,
+    StackedEpsilon,
+    VDBEEpsilon,
+)
+from bmc_torchrl.values import QNetwork, QTable, q_actor
+
+RUNS = 4
+SMALL_GRID = SubgoalGrid(rows=2, columns=3, start=(1, 0), goals=((0, 2), (0, 0)))
+
+SMALL_NETWORK = SupplyNetwork(capacity=(17,), rho_max=5, ship_max=(5,), initial_stocks=(5, 1))
+
+DQN = {"learning_rate": 0.01, "batch_size": 4, "capacity": 20, "epochs": 3}
+
+DOMAINS: dict[str, Any] = {
+    "grid": functools.partial(SubgoalGridEnv, SMALL_GRID, max_steps=12),
+    "cart": functools.partial(CartPoleEnv, max_steps=12),
+    "supply": functools.partial(SupplyChainEnv, SMALL_NETWORK, max_steps=12),
+}
+
+STRATEGIES: dict[str, Any] = {
+    "constant": lambda env, runs: ConstantEpsilon(0.3, batch_shape=[runs]),
+    "geometric": lambda env, runs: GeometricEpsilon(0.5, 0.8, batch_shape=[runs]),
+    "power": lambda env, runs: PowerEpsilon(0.5, 1.0, first_index=0, batch_shape=[runs]),
+    "vdbe": lambda env, runs: VDBEEpsilon(
+        env.num_states, 0.05, 1 / env.num_actions, batch_shape=[runs]
+    ),
+    "bmc": lambda env, runs: BMCEpsilon(2.0, 2.01, batch_shape=[runs]),
+    "stacked": lambda env, runs: StackedEpsilon(
+        [
+            BMCEpsilon(2.0, 2.01, batch_shape=[1]),
+            VDBEEpsilon(env.num_states, 0.05, 0.5, batch_shape=[runs - 2]),
+            ConstantEpsilon(0.3, batch_shape=[1]),
+        ]
+    ),
+}
+
+
+@contextmanager
+def recorded_draws(log: list[Tensor]) -> Iterator[None]:
+    """Log what ``torch.rand`` returns."""
+    original = torch.rand
+
+    def rand(*args: Any, **kwargs: Any) -> Tensor:
+        log.append(original(*args, **kwargs))
+        return log[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "rand", rand)
+        yield
+
+
+def make_env(domain: str, runs: int = RUNS, **options: Any) -> BatchedEnv:
+    return DOMAINS[domain](batch_size=[runs], **options)
+
+
+def make_network(env: BatchedEnv, runs: int = RUNS) -> QNetwork:
+    width = 4 if isinstance(env, CartPoleEnv) else env.num_features
+    torch.manual_seed(1)
+    return QNetwork(width, env.num_actions, hidden=(7, 6), runs=runs)
+
+
+class ReferenceDQN:
+    """ENGINE's order with the library's modules, drawing from the global generator."""
+
+    def __init__(self, domain: str, strategy: EpsilonStrategy, *, l2: float, mask_key: str) -> None:
+        self.mask_key = mask_key
+        self.env = make_env(domain, observation="encoded")
+        self.network = make_network(self.env)
+        self.actor = q_actor(self.network, self.env.num_actions, in_key="observation")
+        self.explore = AdaptiveEGreedyModule(self.env.action_spec, strategy=strategy)
+        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None)
+        self.replay = run_replay_buffer(DQN["capacity"], RUNS, DQN["batch_size"])
+        self.parameters = {n: p.data for n, p in self.network.named_parameters()}
+        self.moments, self.l2 = adam_state(self.parameters), l2
+        self.carrier = self.env.reset()
+
+    def call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
+        return torch.func.functional_call(self.network, parameters, features)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        transition, following = self.env.step_and_maybe_reset(
+            self.explore(self.actor(self.carrier))
+        )
+        self.returns(transition)
+        keys = "observation", "action", ("next", "observation"), ("next", "reward")
+        kept = transition.select(*keys, ("next", self.mask_key))
+        self.replay.extend(kept.unsqueeze(-1).clone())
+        transition["value_change"] = torch.zeros(RUNS)
+        if self.replay._storage.shape[0] >= DQN["batch_size"]:
+            transition["value_change"] = self.learn(transition)
+        self.explore.update(transition)
+        self.transition, self.carrier = transition, following
+
+    def learn(self, transition: TensorDict) -> Tensor:
+        batch = self.replay.sample()
+        after = self.call(self.parameters, batch["next", "observation"]).amax(-1)
+        done = batch["next", self.mask_key].squeeze(-1)
+        target = batch["next", "reward"].squeeze(-1) + 0.9 * torch.where(done, 0.0, after)
+        observation, action = transition["observation"], transition["action"].unsqueeze(-1)
+        before = self.call(self.parameters, observation).gather(-1, action)
+        with torch.enable_grad():
+            fit_minibatch(
+                self.call,
+                self.parameters,
+                self.moments,
+                batch["observation"],
+                batch["action"],
+                target,
+                epochs=DQN["epochs"],
+                learning_rate=DQN["learning_rate"],
+                l2=self.l2,
+            )
+        return (self.call(self.parameters, observation).gather(-1, action) - before).squeeze(-1)
+
+
+def act_of(draws: list[Tensor]) -> Tensor:
+    """The coin and the action at the head of `draws`, removed from it: ``[2, runs]``."""
+    return torch.stack([draws.pop(0), draws.pop(0)])
+
+
+def noise_of(domain: str, draws: list[Tensor]) -> Noise:
+    """The domain's draws at the head of `draws`, removed from it."""
+    empty = torch.zeros(RUNS, 0)
+    if domain == "supply":
+        return Noise(draws.pop(0), empty)
+    return Noise(empty.double(), draws.pop(0) if domain == "cart" else empty)
+
+
+def make_dqn(domain: str, strategy: str, runs: int = RUNS, **options: Any) -> DQNLockstep:
+    env = make_env(domain, runs)
+    network = make_network(env, runs)
+    options = {"episodes": 50, "gamma": 0.9, "compiled": False, "seed": 3, **DQN, **options}
+    return DQNLockstep(env, network, STRATEGIES[strategy](env, runs), **options)
+
+
+def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
+    torch.manual_seed(0)
+    l2 = 0.001
+    engine = make_dqn(domain, strategy, l2=l2, **options)
+    mask_key = "done" if engine.mask_truncated else "terminated"
+    strategies = STRATEGIES[strategy](engine.domain, RUNS)
+    reference = ReferenceDQN(domain, strategies, l2=l2, mask_key=mask_key)
+    key = "physics" if domain == "cart" else "state"
+    engine.state.copy_(reference.carrier[key])
+    engine.value.copy_(reference.actor(reference.carrier.clone())["action_value"].detach())
+    for time in range(steps):
+        draws: list[Tensor] = []
+        with recorded_draws(draws):
+            reference.step()
+        act = act_of(draws)
+        noise = noise_of(domain, draws)
+        sample = draws.pop(0) if draws else torch.zeros(RUNS, DQN["batch_size"]).double()
+        with torch.no_grad():
+            noise = Noise(*(x.unsqueeze(0) for x in noise))
+            engine.vector_steps(DQNDraws(act[None], noise, sample[None]), time)
+        torch.testing.assert_close(engine.state, reference.carrier[key], rtol=1e-4, atol=1e-5)
+        ours, theirs = engine.strategy.eps, reference.explore.eps
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    trained = make_network(make_env(domain))
+    engine.export(trained)
+    for ours, theirs in zip(trained.parameters(), reference.network.parameters(), strict=True):
+        # Adam divides by the gradient's size, so float32's rounding of small gradients shows.
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=2e-3)
+
+
+class ReferenceSarsa:
+    """Expected SARSA in ENGINE's order with the library's modules."""
+
+    def __init__(self, domain: str, strategy: EpsilonStrategy, next_action: str) -> None:
+        self.env = make_env(domain)
+        self.table = make_table(self.env)
+        self.actor = q_actor(self.table, self.env.num_actions)
+        self.explore = AdaptiveEGreedyModule(self.env.action_spec, strategy=strategy)
+        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None)
+        self.carrier, self.before = self.env.reset(), next_action == "before"
+        self.first = torch.ones(RUNS, dtype=torch.bool)
+        self.episodes = torch.zeros(RUNS)
+        self.action = torch.zeros(RUNS, dtype=torch.int64)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        acting = self.explore(self.actor(self.carrier))
+        if self.before:
+            acting["action"] = torch.where(self.first, acting["action"], self.action)
+        transition, following = self.env.step_and_maybe_reset(acting)
+        after = self.explore(self.actor(transition["next"].clone()))
+        self.action, epsilon = after["action"], after["epsilon"]
+        self.returns(transition)
+        target = mixture_return(transition["greedy_return"], transition["uniform_return"], epsilon)
+        rate = (0.5 * torch.full([RUNS], 0.9) ** self.episodes).clamp(min=0.3)
+        transition["value_change"] = tabular_update(
+            self.table.weight.data, transition["state"], transition["action"], target, rate
+        )
+        self.explore.update(transition)
+        self.first = transition["next", "done"].squeeze(-1)
+        self.episodes += self.first
+        self.carrier = following
+
+
+def make_table(env: BatchedEnv, runs: int = RUNS) -> QTable:
+    torch.manual_seed(1)
+    return QTable(env.num_states, env.num_actions, runs=runs, initializer="normal")
+
+
+def make_tabular(domain: str, strategy: str, runs: int = RUNS, **options: Any) -> TabularLockstep:
+    env = make_env(domain, runs)
+    options = {"episodes": 50, "gamma": 0.9, "compiled": False, "seed": 3, **options}
+    rates = {"learning_rate": 0.5, "decay": 0.9, "floor": 0.3}
+    return TabularLockstep(
+        env, make_table(env, runs), STRATEGIES[strategy](env, runs), **rates, **options
+    )
+
+
+def compare_tabular(
+    domain: str, strategy: str, steps: int, next_action: str = "before", **options: Any
+) -> None:
+    torch.manual_seed(0)
+    engine = make_tabular(domain, strategy, next_action=next_action, **options)
+    reference = ReferenceSarsa(domain, STRATEGIES[strategy](engine.domain, RUNS), next_action)
+    key = "physics" if domain == "cart" else "state"
+    engine.state.copy_(reference.carrier[key])
+    for _ in range(steps):
+        draws: list[Tensor] = []
+        with recorded_draws(draws):
+            reference.step()
+        act = act_of(draws)
+        noise = Noise(*(x.unsqueeze(0) for x in noise_of(domain, draws)))
+        with torch.no_grad():
+            engine.vector_steps(TabularDraws(act[None], noise, act_of(draws)[None]))
+        torch.testing.assert_close(engine.state, reference.carrier[key], rtol=1e-5, atol=1e-6)
+        ours, theirs = engine.strategy.eps, reference.explore.eps
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(engine.table, reference.table.weight.data, rtol=1e-5, atol=1e-6)
+    assert engine.greedy.long().equal(engine.table.argmax(-1))

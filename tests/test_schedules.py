@@ -1,0 +1,127 @@
+"""Schedules, VDBE and stacks of strategies, by hand."""
+
+import math
+
+import pytest
+import torch
+from contracts import RUNS, action_spec, exploring, observed, stacked, transitions
+from torchrl.modules import EGreedyModule
+
+from bmc_torchrl import (
+    ConstantEpsilon,
+    EpsilonStrategy,
+    GeometricEpsilon,
+    LinearEpsilon,
+    PowerEpsilon,
+    StackedEpsilon,
+    VDBEEpsilon,
+)
+
+
+def test_constant_epsilon_never_moves():
+    strategy = ConstantEpsilon([0.1, 0.9], batch_shape=[2])
+    strategy.update(transitions((2, 9)))
+    strategy.step(100)
+    assert strategy.eps.tolist() == [0.1, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("make", "formula"),
+    [
+        (lambda s: GeometricEpsilon(0.5, 0.9, batch_shape=s), lambda k: 0.5 * 0.9**k),
+        (lambda s: PowerEpsilon(0.5, 1.5, batch_shape=s), lambda k: 0.5 * (k + 1) ** -1.5),
+        (
+            lambda s: PowerEpsilon(0.5, 1.5, first_index=0, batch_shape=s),
+            lambda k: 0.5 * max(k, 1) ** -1.5,
+        ),
+    ],
+    ids=["geometric", "power", "power-published"],
+)
+def test_schedules_count_finished_episodes_per_run(make, formula):
+    strategy = make(RUNS)
+    data = transitions((*RUNS, 20))
+    strategy.update(data)
+    ended = data["next", "done"].sum((1, 2)).tolist()
+    assert len(set(ended)) > 1
+    assert strategy.eps.tolist() == pytest.approx([formula(k) for k in ended])
+
+
+@pytest.mark.parametrize("frames", [1, 37, 100, 250])
+def test_linear_epsilon_is_torchrls_own(frames):
+    theirs = EGreedyModule(action_spec(False), 0.9, 0.2, annealing_num_steps=100)
+    theirs.step(frames)
+    by_step = LinearEpsilon(0.9, 0.2, 100, count_by="step")
+    by_step.step(frames)
+    by_step.update(transitions((frames,)))
+    by_update = LinearEpsilon(0.9, 0.2, 100)
+    by_update.update(transitions((frames,)))
+    by_update.step(frames)
+    for ours in (by_step, by_update):
+        assert float(ours.eps) == pytest.approx(float(theirs.eps), abs=1e-5)
+
+
+def test_vdbe_moves_the_state_being_left():
+    strategy = VDBEEpsilon(3, sigma=2.0, delta=0.25, initial=0.5)
+    step = transitions(()).set("state", torch.tensor(1)).set("value_change", torch.tensor(-1.0))
+    strategy.update(step)
+    ratio = math.exp(-0.5)
+    moved = 0.25 * (1 - ratio) / (1 + ratio) + 0.75 * 0.5
+    assert strategy.epsilons.tolist() == pytest.approx([0.5, moved, 0.5])
+    assert float(strategy.eps) == pytest.approx((1 + moved) / 3)
+    assert float(strategy.epsilon(step)) == pytest.approx(moved)
+
+
+def test_a_stack_is_its_members_side_by_side():
+    stack, members = stacked((6,)), stacked((6,)).strategies
+    data = transitions((6, 10))
+    stack.update(data)
+    start = 0
+    for member in members:
+        runs = slice(start, start + member.batch_shape[0])
+        member.update(data[runs])
+        assert torch.equal(stack.eps[runs], member.eps)
+        assert torch.equal(stack.epsilon(data[:, 0])[runs], member.epsilon(data[runs, 0]))
+        start = runs.stop
+    assert start == 6
+
+
+def test_a_stack_passes_frames_on():
+    stack = StackedEpsilon(
+        [
+            LinearEpsilon(1.0, 0.0, 10, count_by="step", batch_shape=[1]),
+            ConstantEpsilon(0.5, batch_shape=[1]),
+        ]
+    )
+    stack.step(4)
+    assert stack.eps.tolist() == pytest.approx([0.6, 0.5])
+    assert not stack.needs_update
+
+
+class Halving(EpsilonStrategy):
+    """What a user writes: two verbs and a buffer."""
+
+    def __init__(self, shape):
+        super().__init__(shape)
+        self.in_keys = []
+        self.register_buffer("value", torch.ones(shape, dtype=torch.float64))
+
+    @property
+    def eps(self):
+        return self.value
+
+    def epsilon(self, tensordict):
+        return self.value
+
+    def update(self, transition):
+        self.value /= 2
+
+
+def test_a_users_own_strategy_works_alone_and_stacked():
+    alone = exploring(Halving(RUNS))
+    stack = exploring(StackedEpsilon([Halving([1]), ConstantEpsilon(0.3, batch_shape=[3])]))
+    for explore in (alone, stack):
+        explore.update(transitions(RUNS))
+        explore.update(transitions(RUNS))
+    assert alone.eps.tolist() == [0.25] * 4
+    assert stack.eps.tolist() == [0.25, 0.3, 0.3, 0.3]
+    torch.testing.assert_close(stack(observed(RUNS))["epsilon"], stack.eps.float())
