@@ -28,7 +28,7 @@ from bmc_torchrl.sweeps import Batch, execute
 TABLE = "table.parquet"
 
 
-def job(settings: dict[str, Any], task: str) -> DictConfig:
+def task_config(settings: dict[str, Any], task: str) -> DictConfig:
     """The settings of scripts/train.py for all strategies of one task."""
     labels = [entry["label"] for entry in settings["sweep"]["strategies"]]
     given = {"runs": settings["runs"], "seed": settings["seed"], "resume": "true"}
@@ -44,7 +44,9 @@ def finished(settings: dict[str, Any], task: str) -> bool:
     path = Path(settings["output"]) / task / TABLE
     if not path.exists():
         return False
-    wanted = json.loads(json.dumps(OmegaConf.to_container(job(settings, task), resolve=True)))
+    wanted = json.loads(
+        json.dumps(OmegaConf.to_container(task_config(settings, task), resolve=True))
+    )
     made = load_metadata(path)["config"]
     decisive = (*DECISIVE, "runs", "seed", "strategies")
     different = [name for name in decisive if made[name] != wanted[name]]
@@ -58,7 +60,7 @@ def compute(settings: dict[str, Any], batch: Batch) -> float:
     import train
 
     torch.set_num_threads(1)
-    cfg = job(settings, batch.experiment)
+    cfg = task_config(settings, batch.experiment)
     train.check_settings(cfg)
     train.fit(cfg, *train.build_job(cfg))
     return float(load(Path(cfg.output) / TABLE)[measure(batch.experiment).column].mean())

@@ -104,7 +104,7 @@ class DQNLockstep(Lockstep):
         self.needs_index = strategy.state_key is not None
         self.needs_change = "value_change" in strategy.in_keys
         self._make_networks(network)
-        self._make_tests(self.flat[0])
+        self._make_tests(self.flat[0], unroll=2)
         self._interact = self._compile(self._interact_step, "interaction")
         self._learn = self._compile_learning()
         self._reflect = self._compile(self._reflect_step, "strategy")

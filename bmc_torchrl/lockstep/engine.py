@@ -45,7 +45,6 @@ class Lockstep(ABC):
         stop_after_perfect_tests: freeze a lane after so many consecutive tests in which all
             episodes reached the step limit; its remaining episodes repeat the last results.
         test_slots: how many lanes are tested together.
-        unroll: test steps per compiled call.
         seed: of all draws; by default drawn from the global generator.
         compiled: whether to compile.
         announce: is told when something is being compiled.
@@ -62,7 +61,6 @@ class Lockstep(ABC):
         mask_terminated: bool = False,
         stop_after_perfect_tests: int | None = None,
         test_slots: int = 128,
-        unroll: int = 2,
         seed: int | None = None,
         compiled: bool = True,
         announce: Announce | None = None,
@@ -75,7 +73,7 @@ class Lockstep(ABC):
         self.strategy, self.episodes, self.gamma, self.tests = strategy, episodes, gamma, tests
         self.mask_terminated, self.stop_after = mask_terminated, stop_after_perfect_tests
         self.test_slots = min(self.runs, test_slots)
-        self.unroll, self.compiled, self.announce = unroll, compiled, announce
+        self.compiled, self.announce = compiled, announce
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
         self.time = 0
@@ -83,7 +81,8 @@ class Lockstep(ABC):
         self._make_results()
         self._make_lanes()
 
-    def _make_tests(self, policy: Tensor) -> None:
+    def _make_tests(self, policy: Tensor, unroll: int) -> None:
+        """Greedy tests of lanes whose policies look like `policy`, `unroll` steps per call."""
         self._greedy = GreedyTests(
             self.domain,
             self._compile(self._test_steps, "greedy tests"),
@@ -91,7 +90,7 @@ class Lockstep(ABC):
             tests=self.tests,
             policy=policy,
             generator=self.generator,
-            unroll=self.unroll,
+            unroll=unroll,
         )
 
     def _compile(self, function: Any, name: str) -> CompiledOnce:

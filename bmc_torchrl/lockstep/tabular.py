@@ -21,6 +21,9 @@ from bmc_torchrl.values import QTable
 
 __all__ = ["TabularDraws", "TabularLockstep"]
 
+MOST_STEPS = 4
+"""Vector steps per compiled call; the domain may afford fewer."""
+
 
 class TabularDraws(NamedTuple):
     """All uniforms of some vector steps, in the order in which the TorchRL path draws them.
@@ -65,8 +68,6 @@ class TabularLockstep(Lockstep):
         decay: see `learning_rate`.
         floor: see `learning_rate`.
         next_action: draw a′ "before" learning, as the published experiments, or "after".
-        unroll_steps: most vector steps per compiled call.
-        unroll: test steps per compiled call; by default what the domain can afford.
         **options: see :class:`Lockstep`.
 
     >>> from bmc_torchrl.envs import SubgoalGridEnv
@@ -91,13 +92,10 @@ class TabularLockstep(Lockstep):
         decay: float = 1.0,
         floor: float = 0.0,
         next_action: Literal["before", "after"] = "before",
-        unroll_steps: int = 4,
         test_slots: int = 1024,
-        unroll: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(env, strategy, test_slots=test_slots, **options)
-        self.unroll = self.domain.unroll if unroll is None else unroll
         states, actions = self.domain.num_states, self.domain.num_actions
         if table.weight.shape != (self.runs, states, actions):
             raise ValueError(
@@ -108,7 +106,7 @@ class TabularLockstep(Lockstep):
             raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
         self.learning_rate, self.decay, self.floor = learning_rate, decay, floor
         self.before = next_action == "before"
-        steps = range(1, min(unroll_steps, self.domain.unroll, self.chunk) + 1)
+        steps = range(1, min(MOST_STEPS, self.domain.unroll, self.chunk) + 1)
         self.unroll_steps = max(n for n in steps if self.chunk % n == 0)
         self.table = table.weight.detach().to(self.device).clone()
         small = torch.uint8 if actions <= 256 else torch.int64
@@ -116,7 +114,7 @@ class TabularLockstep(Lockstep):
         self.history = self._no_history()
         self.action = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
         self.lane = torch.arange(self.runs, device=self.device)
-        self._make_tests(self.greedy[0])
+        self._make_tests(self.greedy[0], self.domain.unroll)
         self._steps = self._compile(self._vector_steps, "expected SARSA")
 
     def draw(self, steps: int) -> TabularDraws:
