@@ -33,7 +33,7 @@ def recorded_steps(learner, stream, count: int) -> tuple[list[dict], list[tuple[
 
     def recording(*args, **kwargs):
         value = rand(*args, **kwargs)
-        draws.append(tuple(value.squeeze(-1).tolist()))
+        draws.append(value.item())
         return value
 
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +45,7 @@ def recorded_steps(learner, stream, count: int) -> tuple[list[dict], list[tuple[
             steps.append({"state": int(transition["state"]), "action": int(transition["action"])})
             if len(steps) == count:
                 break
-    return steps, draws
+    return steps, list(zip(draws[::2], draws[1::2], strict=True))
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -15,8 +15,6 @@ from bmc_torchrl.precision import KeepsPrecision
 
 __all__ = ["EpsilonStrategy", "gather_state", "per_run_buffer", "state_index", "time_major"]
 
-MASK_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
-
 
 class EpsilonStrategy(KeepsPrecision, ABC):
     """A source of ε, one value per run.
@@ -138,6 +136,10 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         )
         return state
 
+    def _mark_keys(self) -> tuple[NestedKey, ...]:
+        """Where :meth:`_taken` looks."""
+        return (("collector", "mask"), "mask", self.epsilon_key)
+
     def _taken(self, transition: TensorDictBase, like: Tensor) -> Tensor:
         """Where a transition is a real one, taken by this policy, in the shape of `like`.
 
@@ -145,7 +147,7 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         frames that a collector took at random before learning carry a recorded ε of exactly zero.
         """
         taken = torch.ones_like(like, dtype=torch.bool)
-        for key in (*MASK_KEYS, self.epsilon_key):
+        for key in self._mark_keys():
             mark = transition.get(key, None)
             # Another "mask" than that of steps, such as one of actions, has more dimensions.
             if mark is not None and (key != "mask" or mark.shape == transition.batch_size):

@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_right
 from torch import Tensor, nn
 
-from bmc_torchrl.strategies.base import MASK_KEYS, EpsilonStrategy
+from bmc_torchrl.strategies.base import EpsilonStrategy
 
 __all__ = ["StackedEpsilon"]
 
@@ -78,7 +78,7 @@ class StackedEpsilon(EpsilonStrategy):
                 f"the {self.batch_shape[0]} runs of the stacked strategies."
             )
         # Slicing costs as much per entry as learning does: only what strategies read is sliced.
-        read = transition.select(*self.in_keys, *MASK_KEYS, self.epsilon_key, strict=False)
+        read = transition.select(*self.in_keys, *self._mark_keys(), strict=False)
         parts = read.split(self.sizes, 0)
         return tuple(
             strategy._read(part) for (strategy, _), part in zip(self._slices(), parts, strict=True)
