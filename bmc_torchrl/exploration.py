@@ -147,7 +147,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if isinstance(self.action_key, tuple) and len(self.action_key) > 1:
             acting = tensordict.get(self.action_key[:-1])
         if exploration_type() not in (ExplorationType.RANDOM, None):
-            zeros = torch.zeros(acting.batch_size, device=self.eps.device)
+            zeros = torch.zeros(acting.batch_size, device=next(self.buffers()).device)
             return tensordict.set(self.epsilon_key, zeros)
         self._count_use()
         action = self._checked_action(tensordict)
