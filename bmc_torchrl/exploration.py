@@ -253,9 +253,11 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if torch.compiler.is_compiling() or not self.strategy.needs_update:
             return
         self._uses += 1
-        if self._uses == self.PATIENCE and self.eps.equal(self._first_eps.to(self.eps.device)):
-            mean = float(self.eps.mean())
-            message = _FORGOTTEN.format(type(self).__name__, self._uses, mean)
+        if self._uses != self.PATIENCE:
+            return
+        eps = self.eps
+        if eps.equal(self._first_eps.to(eps.device)):
+            message = _FORGOTTEN.format(type(self).__name__, self._uses, float(eps.mean()))
             warnings.warn(message, stacklevel=3)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import torch
+from draws import recorded_draws
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -61,20 +59,6 @@ STRATEGIES: dict[str, Any] = {
         ]
     ),
 }
-
-
-@contextmanager
-def recorded_draws(log: list[Tensor]) -> Iterator[None]:
-    """Log what ``torch.rand`` returns."""
-    original = torch.rand
-
-    def rand(*args: Any, **kwargs: Any) -> Tensor:
-        log.append(original(*args, **kwargs))
-        return log[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "rand", rand)
-        yield
 
 
 def make_env(domain: str, runs: int = RUNS, **options: Any) -> BatchedEnv:

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 from algorithm import ExpectedSarsa, Grid, bmc_run
+from draws import recorded_draws
 from jobs import built
 
 SMALL = "{_target_: bmc_torchrl.envs.SubgoalGrid, rows: 2, columns: 3, start: [1, 0], "
@@ -29,15 +30,9 @@ def overrides(next_action: str, masked: bool) -> list[str]:
 
 def recorded_steps(learner, stream, count: int) -> tuple[list[dict], list[tuple[float, float]]]:
     """`count` vector steps of the pipeline, and every pair of uniforms that was drawn for them."""
-    rand, draws, steps = torch.rand, [], []
-
-    def recording(*args, **kwargs):
-        value = rand(*args, **kwargs)
-        draws.append(value.item())
-        return value
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "rand", recording)
+    draws: list[torch.Tensor] = []
+    steps = []
+    with recorded_draws(draws):
         stream._start()
         draws.clear()
         for transition in stream._chunk():
@@ -45,7 +40,8 @@ def recorded_steps(learner, stream, count: int) -> tuple[list[dict], list[tuple[
             steps.append({"state": int(transition["state"]), "action": int(transition["action"])})
             if len(steps) == count:
                 break
-    return steps, list(zip(draws[::2], draws[1::2], strict=True))
+    uniforms = [draw.item() for draw in draws]
+    return steps, list(zip(uniforms[::2], uniforms[1::2], strict=True))
 
 
 @pytest.mark.parametrize("masked", [False, True])
