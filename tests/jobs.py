@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch import Tensor
 
+from bmc_torchrl.experiments import train
 from bmc_torchrl.training import EpsilonGreedyLearner
 
 ROOT = Path(__file__).parents[1]
@@ -17,16 +17,6 @@ EXPERIMENTS = [f"{d}_{n}" for d in ("grid", "cart", "supply") for n in ("sarsa",
 TABULAR = [f"{domain}_sarsa" for domain in ("cliff", "frozen4", "frozen8", "taxi")]
 NETWORKS = ("acrobot", "breakout", "cartpole", "deepsea", "doorkey", "empty", "lander", "swingup")
 FOREIGN = [*TABULAR, *(f"{domain}_dqn" for domain in NETWORKS)]
-
-
-def _script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"scripts/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-train = _script("train")
 
 
 def settings(*overrides: str) -> DictConfig:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGrid, SubgoalGridEnv, SupplyChainEnv, SupplyNetwork
 from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.envs.lanes import Noise
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
-from bmc_torchrl.fitting import adam_state, fit_minibatch
 from bmc_torchrl.functional import mixture_return
+from bmc_torchrl.learners.objectives import tabular_update
+from bmc_torchrl.learners.published_fit import adam_state, fit_minibatch
+from bmc_torchrl.learners.replay import run_replay_buffer
+from bmc_torchrl.learners.values import QNetwork, QTable, q_actor
 from bmc_torchrl.lockstep import DQNDraws, DQNLockstep, TabularDraws, TabularLockstep
-from bmc_torchrl.lockstep.domains import Noise
-from bmc_torchrl.objectives import tabular_update
-from bmc_torchrl.replay import run_replay_buffer
 from bmc_torchrl.strategies import (
     BMCEpsilon,
     ConstantEpsilon,
@@ -28,7 +29,6 @@ from bmc_torchrl.strategies import (
     StackedEpsilon,
     VDBEEpsilon,
 )
-from bmc_torchrl.values import QNetwork, QTable, q_actor
 
 RUNS = 4
 SMALL_GRID = SubgoalGrid(rows=2, columns=3, start=(1, 0), goals=((0, 2), (0, 0)))

@@ -1,6 +1,6 @@
 """The paper's three domains as batched, device-resident TorchRL environments.
 
-``bmc_torchrl.envs.gym`` has the same domains for Gymnasium; it is imported on request only.
+``bmc_torchrl.envs.gymnasium_ids`` has the same domains for Gymnasium, imported on request only.
 """
 
 from bmc_torchrl.envs.cart_pole import (

@@ -13,8 +13,8 @@ from torch import Tensor
 from torchrl.data import Unbounded
 
 from bmc_torchrl.envs.base import BatchedEnv
-from bmc_torchrl.envs.draws import uniform
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
+from bmc_torchrl.envs.uniforms import uniform
 
 __all__ = [
     "CartPole",

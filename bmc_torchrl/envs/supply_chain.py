@@ -12,9 +12,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
-from bmc_torchrl.envs.draws import uniform
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
 from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
+from bmc_torchrl.envs.uniforms import uniform
 
 __all__ = ["SupplyChainEnv", "SupplyNetwork", "supply_chain_action", "supply_chain_step"]
 

@@ -1,5 +1,7 @@
 """TorchRL learners in a Lightning loop."""
 
+from bmc_torchrl.learners.rules import LossRule, PublishedDQN, TabularSarsa
+from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 from bmc_torchrl.training.callbacks import (
     AtomicCheckpoint,
     EpisodeProgress,
@@ -7,9 +9,7 @@ from bmc_torchrl.training.callbacks import (
     ResultsTable,
     StopAfterPerfectTests,
 )
-from bmc_torchrl.training.learner import EpsilonGreedyLearner
-from bmc_torchrl.training.rules import LossRule, PublishedDQN, TabularSarsa
-from bmc_torchrl.training.stream import TransitionStream
+from bmc_torchrl.training.transitions import TransitionStream
 
 __all__ = [
     "AtomicCheckpoint",

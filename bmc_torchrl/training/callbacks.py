@@ -17,10 +17,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from bmc_torchrl import results
-from bmc_torchrl.training.evaluation import greedy_tests
-from bmc_torchrl.training.learner import EpsilonGreedyLearner
-from bmc_torchrl.training.recorded import RecordedLearner
+from bmc_torchrl.analysis.tables import provenance, save, tidy
+from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
+from bmc_torchrl.training.greedy_tests import greedy_tests
+from bmc_torchrl.training.run_records import RecordedLearner
 
 __all__ = [
     "AtomicCheckpoint",
@@ -127,8 +127,8 @@ class ResultsTable(Callback):
 
     Args:
         path: Parquet file.
-        experiment: its name.
         strategies: labels; run i belongs to strategy i // (runs / strategies).
+        experiment: its name.
         config: plain containers that say how it was made.
         seed: of the job.
     """
@@ -136,14 +136,14 @@ class ResultsTable(Callback):
     def __init__(
         self,
         path: str | Path,
+        strategies: Sequence[str],
         *,
         experiment: str,
-        strategies: Sequence[str],
         config: Mapping[str, Any],
         seed: int,
     ) -> None:
         self.path, self.experiment, self.strategies = Path(path), experiment, list(strategies)
-        self.metadata = results.provenance(config, seed)
+        self.metadata = provenance(config, seed)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the table, if every run has finished."""
@@ -154,8 +154,8 @@ class ResultsTable(Callback):
         tables = (log.steps, log.returns, log.epsilons)
         shape = (len(self.strategies), -1, log.episodes)
         arrays = [table.cpu().double().reshape(shape).numpy() for table in tables]
-        table = results.tidy(self.experiment, self.strategies, *arrays)
-        results.save(table, self.path, self.metadata)
+        table = tidy(self.experiment, self.strategies, *arrays)
+        save(table, self.path, self.metadata)
 
 
 class AtomicCheckpoint(Checkpoint):

@@ -8,10 +8,7 @@ from torch import Tensor
 
 from bmc_torchrl.precision import KeepsPrecision
 
-__all__ = ["ACTIVE_KEY", "EpisodeLog"]
-
-ACTIVE_KEY = ("collector", "mask")
-"""Where a transition says whether its run is still learning; strategies skip the others."""
+__all__ = ["EpisodeLog"]
 
 
 class EpisodeLog(KeepsPrecision):

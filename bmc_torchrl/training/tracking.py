@@ -15,10 +15,10 @@ from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from wandb.sdk.lib.runid import generate_id
 
-from bmc_torchrl.plots import posterior_figure, save_figure
-from bmc_torchrl.results import load
+from bmc_torchrl.analysis.plots import posterior_figure, save_figure
+from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.strategies import BMCEpsilon
-from bmc_torchrl.training.recorded import RecordedLearner
+from bmc_torchrl.training.run_records import RecordedLearner
 
 __all__ = [
     "ContinuedCSVLogger",

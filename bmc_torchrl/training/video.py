@@ -19,7 +19,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
 from bmc_torchrl.envs.factored import unravel_index
 from bmc_torchrl.envs.rendering import draw_grid, draw_supply_chain
-from bmc_torchrl.training.learner import EpsilonGreedyLearner
+from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 
 __all__ = ["GreedyVideo", "painter"]
 

@@ -20,7 +20,7 @@ from torchrl.trainers import LogScalar
 from torchrl.trainers.algorithms import DQNTrainer
 
 from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon
-from bmc_torchrl.trainers import UpdateEpsilon
+from bmc_torchrl.interop.trainer_hook import UpdateEpsilon
 
 
 def build(frames: int, frames_per_batch: int = 100) -> DQNTrainer:

@@ -18,7 +18,7 @@ except ImportError:
 from cart_pole_learner import CartPoleLearner, make_env, show
 from torchrl.collectors.distributed import RayCollector
 
-from bmc_torchrl.workers import watched
+from bmc_torchrl.interop.watched_collectors import watched
 
 
 def main(

@@ -20,7 +20,7 @@ from torchrl.objectives import DistributionalDQNLoss, DQNLoss
 
 from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon, OneStepReturns
 from bmc_torchrl.envs import CartPoleEnv
-from bmc_torchrl.replay import ProportionalSampler
+from bmc_torchrl.learners.replay import ProportionalSampler
 
 GAMMA = 0.95
 SHAPE = {"in_features": 4, "num_cells": [64, 64], "activation_class": nn.ReLU}

@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictSequential
 from torchrl.collectors import MultiAsyncCollector
 
 from bmc_torchrl import AdaptiveEGreedyModule, ConstantEpsilon
-from bmc_torchrl.workers import watched
+from bmc_torchrl.interop.watched_collectors import watched
 
 
 def main(

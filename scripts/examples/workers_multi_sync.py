@@ -12,7 +12,7 @@ from pathlib import Path
 from cart_pole_learner import CartPoleLearner, make_env, show
 from torchrl.collectors import MultiSyncCollector
 
-from bmc_torchrl.workers import watched
+from bmc_torchrl.interop.watched_collectors import watched
 
 
 def main(

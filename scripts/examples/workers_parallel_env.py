@@ -13,7 +13,7 @@ from cart_pole_learner import CartPoleLearner, make_env, show
 from torchrl.collectors import Collector
 from torchrl.envs import ParallelEnv
 
-from bmc_torchrl.workers import watched
+from bmc_torchrl.interop.watched_collectors import watched
 
 
 def main(

@@ -1,0 +1,1 @@
+"""Reads tables, never trains: summaries, statistics, comparison, figures."""

@@ -1,0 +1,391 @@
+"""Figures: tables in, matplotlib figures out. Nothing here computes results.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; ε-BMC is always the
+thick black line, published curves are dashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from bmc_torchrl.analysis.scoring import (
+    FAMILIES,
+    METRIC_TITLES,
+    Measure,
+    experiment_title,
+    family,
+    measure,
+    parameter,
+    strategy_title,
+)
+from bmc_torchrl.analysis.statistics import performance_profile, profile_interval
+from bmc_torchrl.errors import ResultsError
+
+BLACK = "#000000"
+GREY = "#777777"
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", GREY)
+FAMILY_COLOURS = dict(zip(("fixed", "geom", "power", "vdbe"), COLOURS, strict=False))
+SENSITIVITY_TITLES = {"alpha0": "strength of the prior, α₀", "reward_scale": "scale of rewards"}
+
+STYLE: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "legend.fontsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E5E5E5",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+
+def learning_figure(
+    experiment: str,
+    curves: pd.DataFrame,
+    *,
+    published: pd.DataFrame | None = None,
+) -> Figure:
+    """Test performance and ε over episodes, the six panels of one figure of the paper.
+
+    Reproduces the figure of ``experiment`` in [GSL19] (grid-world, cart-pole and supply-chain,
+    expected SARSA and DQN): ε-BMC against the constant, geometric, power and VDBE families and
+    against the best of each family (by AUC), and the ε of those. Lines are means over runs, bands
+    one standard error.
+
+    Args:
+        experiment: Name such as ``grid_sarsa``.
+        curves: What ``summaries.curves`` returns.
+        published: What ``read_published`` returns, to be drawn dashed.
+    """
+    judged = measure(experiment)
+    names = list(curves["strategy"].unique())
+    auc = curves.groupby("strategy")[f"{judged.column}_mean"].mean()
+    groups = {key: _members(names, key) for key in FAMILY_COLOURS}
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(12.5, 8.4), layout="constrained")
+        axes = figure.subplots(2, 3).ravel()
+        for panel, (key, members) in zip(axes[:4], groups.items(), strict=True):
+            styles = dict(zip(members, COLOURS, strict=False))
+            _performance_panel(panel, curves, judged, styles, published, short=True)
+            if not members:
+                panel.text(0.5, 0.5, "not run", transform=panel.transAxes, ha="center", color=GREY)
+            panel.set_title(f"ε-BMC and {FAMILIES[key]} ε" if key != "vdbe" else "ε-BMC and VDBE")
+        styles = _best_styles(best_of_families(auc, judged))
+        _performance_panel(axes[4], curves, judged, styles, published, short=False)
+        axes[4].set_title("ε-BMC and the best of each family")
+        _epsilon_panel(axes[5], curves, styles, published)
+        _same_limits(axes[:5])
+        runs = "–".join(str(count) for count in sorted(set(curves["runs"])))
+        figure.suptitle(
+            f"{experiment_title(experiment)}: mean and standard error of {runs} runs"
+            + ("; published means dashed" if published is not None else ""),
+            fontsize=13,
+        )
+    return figure
+
+
+def comparison_figure(experiment: str, curves: pd.DataFrame) -> Figure:
+    """Test performance and ε over episodes of a few strategies side by side.
+
+    Args:
+        experiment: Name such as ``grid_sarsa``.
+        curves: What ``summaries.curves`` returns; all its strategies are drawn.
+    """
+    judged = measure(experiment)
+    names = [name for name in curves["strategy"].unique() if name != "bmc"]
+    styles = dict(zip(names, COLOURS, strict=False))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(10, 4.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        _performance_panel(left, curves, judged, styles, None, short=False)
+        left.set_title("greedy test after each episode")
+        _epsilon_panel(right, curves, styles, None)
+        runs = "–".join(str(count) for count in sorted(set(curves["runs"])))
+        figure.suptitle(
+            f"{experiment_title(experiment)}: mean and standard error of {runs} runs", fontsize=13
+        )
+    return figure
+
+
+def best_of_families(auc: pd.Series, judged: Measure) -> list[str]:
+    """The best strategy of each family but ε-BMC's, in the order of families.
+
+    Args:
+        auc: Performance by strategy.
+        judged: Says which values are good.
+    """
+    ordered = auc.sort_values(ascending=judged.lower_is_better).index
+    chosen = {family(name): name for name in reversed(ordered) if family(name) != "bmc"}
+    order = [*FAMILY_COLOURS, *sorted(set(chosen) - set(FAMILY_COLOURS))]
+    return [chosen[key] for key in order if key in chosen]
+
+
+def _members(names: Sequence[str], key: str) -> list[str]:
+    found = [name for name in names if family(name) == key]
+    return sorted(found, key=lambda name: (parameter(name) or 0.0, name))
+
+
+def _best_styles(best: Sequence[str]) -> dict[str, str]:
+    spare = iter(COLOURS[len(FAMILY_COLOURS) :])
+    return {name: FAMILY_COLOURS.get(family(name)) or next(spare, GREY) for name in best}
+
+
+def _performance_panel(
+    axes: Axes,
+    curves: pd.DataFrame,
+    judged: Measure,
+    styles: Mapping[str, str],
+    published: pd.DataFrame | None,
+    *,
+    short: bool,
+) -> None:
+    if judged.optimum is not None:
+        axes.axhline(judged.optimum, color=GREY, linewidth=1, linestyle=":", label="optimum")
+    _lines(axes, curves, judged.column, styles, short=short)
+    if published is not None:
+        _dashes(axes, published, "performance_mean", styles, int(curves["episode"].max()))
+    axes.set_ylabel(judged.label)
+    _finish(axes)
+
+
+def _epsilon_panel(
+    axes: Axes,
+    curves: pd.DataFrame,
+    styles: Mapping[str, str],
+    published: pd.DataFrame | None,
+) -> None:
+    _lines(axes, curves, "epsilon", styles, short=False)
+    if published is not None:
+        _dashes(axes, published, "epsilon_mean", styles, int(curves["episode"].max()))
+    axes.set_ylabel("ε")
+    axes.set_ylim(bottom=0)
+    axes.set_title("exploration rate")
+    _finish(axes)
+
+
+def _lines(
+    axes: Axes, curves: pd.DataFrame, column: str, styles: Mapping[str, str], *, short: bool
+) -> None:
+    for name, colour in _with_bmc(styles).items():
+        rows = curves[curves["strategy"] == name]
+        if rows.empty:
+            continue
+        x, mean = rows["episode"].to_numpy(), rows[f"{column}_mean"].to_numpy()
+        error = rows[f"{column}_se"].fillna(0.0).to_numpy()
+        wide = name == "bmc"
+        axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.22, linewidth=0)
+        axes.plot(
+            x,
+            mean,
+            color=colour,
+            linewidth=2.0 if wide else 1.2,
+            zorder=3 if wide else 2,
+            label=strategy_title(name, with_family=not short),
+        )
+
+
+def _dashes(
+    axes: Axes, published: pd.DataFrame, column: str, styles: Mapping[str, str], episodes: int
+) -> None:
+    for name, colour in _with_bmc(styles).items():
+        rows = published[(published["strategy"] == name) & (published["episode"] <= episodes)]
+        if not rows.empty:
+            axes.plot(
+                rows["episode"], rows[column], color=colour, linewidth=1, linestyle=(0, (4, 2))
+            )
+
+
+def _with_bmc(styles: Mapping[str, str]) -> dict[str, str]:
+    return {"bmc": BLACK, **styles}
+
+
+def _finish(axes: Axes) -> None:
+    axes.set_xlabel("training episodes")
+    axes.margins(x=0.01)
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: (labels[i] == "optimum", labels[i] != "ε-BMC"))
+    wide = max((len(label) for label in labels), default=0) > 14
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.16),
+        ncols=2 if wide else 4,
+        handlelength=1.4,
+        columnspacing=1.2,
+    )
+
+
+def _same_limits(panels: Iterable[Axes]) -> None:
+    panels = list(panels)
+    limits = np.array([panel.get_ylim() for panel in panels])
+    for panel in panels:
+        panel.set_ylim(limits[:, 0].min(), limits[:, 1].max())
+
+
+def posterior_figure(
+    alpha: ArrayLike, beta: ArrayLike, *, time: ArrayLike | None = None, unit: str = "episodes"
+) -> Figure:
+    """The Beta posterior over ε as it changes with time: density, mean and 95 % interval.
+
+    The density is scaled to 1 at its mode in every instant, or a narrow late posterior would hide
+    the early ones.
+
+    Args:
+        alpha: Of the posterior at each instant, ``[time]``.
+        beta: Likewise.
+        time: The instants, increasing; 1, 2, … by default.
+        unit: Of ``time``, for the axis.
+    """
+    a, b = (np.asarray(x, dtype=np.float64).reshape(-1) for x in (alpha, beta))
+    x = np.arange(1, len(a) + 1) if time is None else np.asarray(time, dtype=np.float64)
+    if len(a) < 2 or len(a) != len(b) or len(a) != len(x):
+        raise ResultsError(
+            f"alpha, beta and time have {len(a)}, {len(b)} and {len(x)} entries; "
+            "give the same number, at least two"
+        )
+    epsilon = np.linspace(0, 1, 801)[1:-1]
+    log_density = stats.beta.logpdf(epsilon[:, None], a, b)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        image = axes.pcolormesh(
+            x,
+            epsilon,
+            np.exp(log_density - log_density.max(axis=0)),
+            cmap="Blues",
+            shading="nearest",
+            rasterized=True,
+        )
+        axes.plot(x, a / (a + b), color=BLACK, linewidth=2, label="mean: ε")
+        for quantile, label in ((0.025, "95 % interval"), (0.975, None)):
+            bound = stats.beta.ppf(quantile, a, b)
+            axes.plot(x, bound, color="#D55E00", linewidth=1.2, linestyle="--", label=label)
+        figure.colorbar(image, label="density / its maximum")
+        axes.set(xlabel=unit, ylabel="ε", ylim=(0, 1), title="Posterior over ε")
+        axes.grid(False)
+        axes.legend(loc="upper right")
+    return figure
+
+
+def sensitivity_figure(experiment: str, table: pd.DataFrame) -> Figure:
+    """How the performance of ε-BMC depends on α₀ and on the scale of rewards.
+
+    Args:
+        experiment: Name such as ``grid_sarsa``.
+        table: Columns parameter (``alpha0``, ``reward_scale``), value, auc, auc_se, and
+            optionally variant, a line of its own each (for example ``b₀ = 500``).
+    """
+    absent = [name for name in ("parameter", "value", "auc", "auc_se") if name not in table]
+    if absent or table.empty:
+        raise ResultsError(f"the sensitivity table lacks {absent or 'rows'}; see figures.py --help")
+    judged = measure(experiment)
+    kinds = sorted(table["parameter"].unique())
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.2 * len(kinds), 4.6), layout="constrained")
+        panels = figure.subplots(1, len(kinds), squeeze=False).ravel()
+        for axes, kind in zip(panels, kinds, strict=True):
+            _sensitivity_panel(axes, table[table["parameter"] == kind], judged)
+            axes.set(xlabel=SENSITIVITY_TITLES.get(kind, kind), ylabel=f"AUC ({judged.label})")
+        _same_limits(panels)
+        figure.suptitle(f"{experiment_title(experiment)}: sensitivity of ε-BMC", fontsize=13)
+    return figure
+
+
+def _sensitivity_panel(axes: Axes, rows: pd.DataFrame, judged: Measure) -> None:
+    variants = rows["variant"].fillna("ε-BMC") if "variant" in rows else ["ε-BMC"] * len(rows)
+    lines = rows.assign(variant=variants).groupby("variant", sort=False)
+    for (name, line), colour in zip(lines, (BLACK, *COLOURS), strict=False):
+        line = line.sort_values("value")
+        axes.errorbar(
+            line["value"],
+            line["auc"],
+            line["auc_se"],
+            color=colour,
+            marker="o",
+            markersize=4,
+            capsize=3,
+            label=name,
+        )
+    if judged.optimum is not None:
+        axes.axhline(judged.optimum, color=GREY, linewidth=1, linestyle=":", label="optimum")
+    axes.set_xscale("log")
+    _legend_below(axes)
+
+
+def profile_figure(experiment: str, scores: pd.DataFrame, *, metric: str = "auc") -> Figure:
+    """Performance profiles of ε-BMC and of the best of each family.
+
+    The fraction of runs that do better than a threshold, over all thresholds, with pointwise 95 %
+    bootstrap bands: the curve that is above the others is the better strategy.
+
+    Args:
+        experiment: Name such as ``grid_sarsa``.
+        scores: What ``summaries.scores`` returns.
+        metric: Which of its columns.
+    """
+    judged = measure(experiment)
+    sign = -1.0 if judged.lower_is_better else 1.0
+    means = scores.groupby("strategy")[metric].mean()
+    styles = _with_bmc(_best_styles(best_of_families(means, judged)))
+    styles = {name: colour for name, colour in styles.items() if name in means.index}
+    used = scores[scores["strategy"].isin(list(styles))]
+    low, high = used[metric].min(), used[metric].max()
+    margin = 0.03 * (high - low) or 1.0
+    levels = np.linspace(low - margin, high + margin, 301)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for name, colour in styles.items():
+            runs = sign * used.loc[used["strategy"] == name, [metric]].to_numpy()
+            bottom, top = profile_interval(runs, sign * levels)
+            axes.fill_between(levels, bottom, top, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(
+                levels,
+                performance_profile(runs, sign * levels),
+                color=colour,
+                linewidth=2 if name == "bmc" else 1.3,
+                label=strategy_title(name),
+            )
+        if judged.lower_is_better:
+            axes.invert_xaxis()
+        axes.set(
+            xlabel=f"threshold on a run's {METRIC_TITLES[metric]} ({judged.label})",
+            ylabel="fraction of runs that do better",
+            ylim=(-0.02, 1.02),
+            title=f"{experiment_title(experiment)}: performance profiles",
+        )
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> list[Path]:
+    """Write ``path`` as PNG and PDF; the same figure gives the same files.
+
+    Args:
+        figure: What to write.
+        path: Without suffix.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "pdf")]
+    with mpl.rc_context(STYLE):
+        figure.savefig(written[0], dpi=150)
+        figure.savefig(written[1], metadata={"CreationDate": None})
+    return written

@@ -1,0 +1,281 @@
+"""Small tables made from the results table: curves, scores of every run, summaries.
+
+They are what ``results/<experiment>/`` holds and all that the figures and the comparison read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bmc_torchrl.analysis.scoring import (
+    PUBLISHED_BMC_RANKS,
+    experiment_title,
+    measure,
+    strategy_title,
+)
+from bmc_torchrl.analysis.statistics import strategy_statistics
+from bmc_torchrl.analysis.tables import VALUES, check, write_atomically
+from bmc_torchrl.errors import ResultsError
+
+PERFORMANCE = ("auc", "first_100", "last_50")
+EXPLORATION = ("epsilon_10", "epsilon_100", "epsilon_last")
+METRICS = (*PERFORMANCE, *EXPLORATION)
+
+
+def curves(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard error over runs, by strategy and episode.
+
+    Columns: strategy, episode, runs, and ``<value>_mean`` and ``<value>_se`` for steps, return
+    and epsilon. The standard error of a single run is missing (NaN).
+    """
+    check(table)
+    grouped = table.groupby(["strategy", "episode"], sort=True)
+    columns = {"runs": grouped.size()}
+    for name in VALUES:
+        columns[f"{name}_mean"] = grouped[name].mean()
+        columns[f"{name}_se"] = grouped[name].sem()
+    return pd.DataFrame(columns).reset_index()
+
+
+def scores(table: pd.DataFrame) -> pd.DataFrame:
+    """The metrics of every run, by strategy and run.
+
+    ``auc`` is the mean of the whole test curve, ``first_100`` and ``last_50`` the means of those
+    episodes (of all, if there are fewer), in the unit of the experiment's measure;
+    ``epsilon_10``, ``epsilon_100`` and ``epsilon_last`` are ε in that episode (the last one, if
+    there are fewer).
+    """
+    check(table)
+    column = measure(table["experiment"].iloc[0]).column
+    ordered = table.sort_values(["strategy", "run", "episode"])
+    runs = ordered.groupby(["strategy", "run"])
+
+    def epsilon_at(episode: int) -> pd.Series:
+        return runs.head(episode).groupby(["strategy", "run"])["epsilon"].last()
+
+    return pd.DataFrame(
+        {
+            "auc": runs[column].mean(),
+            "first_100": runs.head(100).groupby(["strategy", "run"])[column].mean(),
+            "last_50": runs.tail(50).groupby(["strategy", "run"])[column].mean(),
+            "epsilon_10": epsilon_at(10),
+            "epsilon_100": epsilon_at(100),
+            "epsilon_last": runs["epsilon"].last(),
+        }
+    ).reset_index()
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Every metric of :func:`scores`, mean and standard error over runs, by strategy.
+
+    Columns: strategy, runs, episodes, and ``<metric>`` and ``<metric>_se`` for each metric.
+    """
+    by_strategy = scores(table).groupby("strategy")
+    columns = {"runs": by_strategy.size(), "episodes": table.groupby("strategy")["episode"].max()}
+    for name in METRICS:
+        columns[name] = by_strategy[name].mean()
+        columns[f"{name}_se"] = by_strategy[name].sem()
+    return pd.DataFrame(columns).reset_index()
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a folder ``results/<experiment>`` holds; tables that are not there are None."""
+
+    experiment: str
+    curves: pd.DataFrame
+    summary: pd.DataFrame
+    scores: pd.DataFrame | None = None
+    statistics: pd.DataFrame | None = None
+    timings: pd.DataFrame | None = None
+    sensitivity: pd.DataFrame | None = None
+    posterior: pd.DataFrame | None = None
+
+
+def write_results(
+    table: pd.DataFrame,
+    folder: str | Path,
+    metadata: Mapping[str, Any],
+    *,
+    timings: pd.DataFrame | None = None,
+) -> None:
+    """Write every small table of ``table`` to ``folder``, each file atomically.
+
+    Args:
+        table: A tidy table of one experiment.
+        folder: ``results/<experiment>``.
+        metadata: What ``results.load_metadata`` returns; goes to ``provenance.json``.
+        timings: Wall time by cell, as ``TableParts.cells`` returns it.
+    """
+    folder = Path(folder)
+    experiment = table["experiment"].iloc[0]
+    per_run = scores(table)
+    files = {
+        "curves.csv": curves(table),
+        "summary.csv": summary(table),
+        "scores.csv": per_run,
+        "statistics.csv": strategy_statistics(
+            per_run, lower_is_better=measure(experiment).lower_is_better
+        ),
+    }
+    if timings is not None:
+        files["timings.csv"] = timings
+    for name, content in files.items():
+        write_atomically(folder / name, _csv_writer(content))
+    described = {"experiment": experiment, **{k: v for k, v in metadata.items() if k != "cells"}}
+    text = json.dumps(described, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    write_atomically(folder / "provenance.json", lambda stream: stream.write(text.encode()))
+
+
+def _csv_writer(table: pd.DataFrame) -> Callable[[Any], Any]:
+    text = table.to_csv(index=False, float_format="%.7g", lineterminator="\n")
+    return lambda stream: stream.write(text.encode())
+
+
+def read_results(folder: str | Path, *, experiment: str | None = None) -> Results:
+    """Read a folder ``results/<experiment>``.
+
+    Args:
+        folder: Holds at least ``curves.csv`` and ``summary.csv``.
+        experiment: The folder's name by default.
+
+    Raises:
+        ResultsError: If a file is missing, truncated or corrupt.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ResultsError(f"{folder} is no folder; give one such as results/grid_sarsa")
+    value_columns = [f"{name}_{part}" for name in VALUES for part in ("mean", "se")]
+    metric_columns = [name + part for name in METRICS for part in ("", "_se")]
+    found = Results(
+        experiment or folder.resolve().name,
+        _read(folder / "curves.csv", ["strategy", "episode", "runs", *value_columns]),
+        _read(folder / "summary.csv", ["strategy", "runs", "episodes", *metric_columns]),
+        _read_optional(folder / "scores.csv", ["strategy", "run", *METRICS]),
+        _read_optional(folder / "statistics.csv", ["strategy", "rank", "rank_low", "rank_high"]),
+        _read_optional(folder / "timings.csv", ["strategy", "seconds"]),
+        _read_optional(folder / "sensitivity.csv", ["parameter", "value", "auc", "auc_se"]),
+        _read_optional(folder / "posterior.csv", ["episode", "alpha", "beta"]),
+    )
+    _check_curves(found, folder)
+    return found
+
+
+def result_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """The given folders that hold ``curves.csv``, and those within the others that do.
+
+    Raises:
+        ResultsError: If there is none at or in a given path.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = [path] if (path / "curves.csv").exists() else []
+        inside = inside or sorted(file.parent for file in path.glob("*/curves.csv"))
+        if not inside:
+            raise ResultsError(f"{path} holds no curves.csv, nor do its folders; give results/")
+        found += inside
+    return found
+
+
+def _read_optional(path: Path, columns: list[str]) -> pd.DataFrame | None:
+    return _read(path, columns) if path.exists() else None
+
+
+def _read(path: Path, columns: list[str]) -> pd.DataFrame:
+    fix = f"make it again with scripts/reproduce.py, or restore it with git checkout {path}"
+    if not path.is_file():
+        raise ResultsError(f"{path} does not exist; {fix}")
+    try:
+        table = pd.read_csv(path)
+    except (ValueError, OSError) as error:
+        raise ResultsError(f"{path} cannot be read ({error}); {fix}") from error
+    missing = [name for name in columns if name not in table]
+    if missing:
+        raise ResultsError(f"{path} lacks the columns {missing}; {fix}")
+    numbers = [name for name in columns if name not in ("strategy", "parameter")]
+    broken = [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]
+    # A standard error is missing when there was a single run; nothing else may be.
+    holes = [n for n in columns if not n.endswith("_se") and table[n].isna().any()]
+    if broken or holes or table.empty:
+        raise ResultsError(f"{path} is truncated or corrupt (columns {broken + holes}); {fix}")
+    return table
+
+
+def _check_curves(found: Results, folder: Path) -> None:
+    lengths = found.curves.groupby("strategy")["episode"].agg(["size", "max"])
+    expected = found.summary.set_index("strategy")["episodes"]
+    same = lengths.reindex(expected.index)
+    if (
+        set(lengths.index) != set(expected.index)
+        or not ((same["size"] == expected) & (same["max"] == expected)).all()
+    ):
+        raise ResultsError(
+            f"{folder / 'curves.csv'} and summary.csv disagree about strategies or episodes; one "
+            "of them is truncated or older. Make both again with scripts/reproduce.py"
+        )
+
+
+def readme_table(found: Iterable[Results]) -> str:
+    """The README's table in Markdown: how ε-BMC did, beside the published rank, by experiment.
+
+    Ranks are by AUC among the strategies that were run, with a 95 % bootstrap interval.
+    """
+    lines = [
+        "| experiment | runs | ε-BMC AUC | last 50 | rank (95 %) | published rank "
+        "| best strategy | wall time |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_readme_row(results) for results in found]
+    return "\n".join(lines) + "\n"
+
+
+def write_between_marks(path: Path, text: str) -> None:
+    """Replace what stands between ``<!-- results -->`` and ``<!-- /results -->`` in a file."""
+    old = path.read_text()
+    start, end = "<!-- results -->\n", "<!-- /results -->"
+    if start not in old or end not in old:
+        raise ResultsError(f"{path} lacks the lines {start.strip()} and {end}; put them in")
+    before, _, rest = old.partition(start)
+    after = rest.partition(end)[2]
+    content = f"{before}{start}{text}{end}{after}".encode()
+    write_atomically(path, lambda stream: stream.write(content))
+
+
+def _readme_row(results: Results) -> str:
+    table = results.summary.set_index("strategy")
+    if "bmc" not in table.index:
+        raise ResultsError(f"the results of {results.experiment} lack the strategy 'bmc'; run it")
+    bmc, ascending = table.loc["bmc"], measure(results.experiment).lower_is_better
+    best = table["auc"].sort_values(ascending=ascending).index[0]
+    rank = f"{int(table['auc'].rank(ascending=ascending, method='min')['bmc'])}"
+    if results.statistics is not None:
+        interval = results.statistics.set_index("strategy").loc["bmc"]
+        rank += f" ({interval['rank_low']:.0f}–{interval['rank_high']:.0f})"
+    published = PUBLISHED_BMC_RANKS.get(results.experiment)
+    cells = [
+        experiment_title(results.experiment),
+        f"{int(bmc['runs'])}",
+        _with_error(bmc["auc"], bmc["auc_se"]),
+        _with_error(bmc["last_50"], bmc["last_50_se"]),
+        f"{rank} of {len(table)}",
+        "—" if published is None else f"{published} of 22",
+        f"{strategy_title(best)} ({_with_error(table['auc'][best], table['auc_se'][best])})",
+        "—" if results.timings is None else _duration(results.timings["seconds"].sum()),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.2f}" if pd.isna(error) else f"{value:.2f} ± {error:.2f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,44 @@
+"""The console command: ``bmc train``, ``bmc reproduce`` and so on, from any folder."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "train": ("bmc_torchrl.experiments.train", "train one job"),
+    "reproduce": ("bmc_torchrl.experiments.reproduce", "run the paper's sweep, or what is missing"),
+    "compare": ("bmc_torchrl.experiments.compare", "judge results against the published data"),
+    "figures": ("bmc_torchrl.experiments.figures", "draw the figures of results folders"),
+    "study": ("bmc_torchrl.experiments.study", "ε-BMC beside others on others' environments"),
+    "sensitivity": ("bmc_torchrl.experiments.sensitivity", "vary the prior and the rewards' scale"),
+    "benchmark": ("bmc_torchrl.benchmarks.command", "ratios against peers"),
+}
+"""What can be asked for: its module, which is imported only then, and what it does."""
+
+
+def _usage() -> str:
+    lines = [f"  bmc {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
+    example = "example: bmc train experiment=grid_sarsa strategy=bmc runs=100"
+    return "\n".join(["usage: bmc COMMAND [overrides or arguments]", *lines, example])
+
+
+def main() -> int:
+    """Run the command that the first argument names, with the other arguments."""
+    asked = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if asked in ("--help", "-h"):
+        print(_usage())
+        return 0
+    if asked == "--version":
+        print(f"bmc_torchrl {version('bmc_torchrl')}")
+        return 0
+    if asked not in COMMANDS:
+        print(f"bmc: there is no command {asked!r}.\n{_usage()}", file=sys.stderr)
+        return 2
+    sys.argv = [f"bmc {asked}", *sys.argv[2:]]
+    command: Callable[[], int | None] = importlib.import_module(COMMANDS[asked][0]).main
+    return command() or 0

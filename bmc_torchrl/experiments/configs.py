@@ -1,0 +1,41 @@
+"""Where the configs are, and how an experiment's settings are composed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+__all__ = ["CONFIGS", "DECISIVE", "configured_by", "experiment_config", "plain"]
+
+_INSTALLED = Path(__file__).parents[1] / "configs"
+CONFIGS = str(_INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "configs")
+"""The wheel carries the configs inside the package; in a checkout they are at its top."""
+
+DECISIVE = ("gamma", "episodes", "settings", "learner", "domain", "families")
+"""The settings that decide what a run of a strategy gives, beside its seed."""
+
+
+def experiment_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """The settings of an experiment, as ``bmc train`` has them."""
+    wanted = [f"experiment={name}", *overrides]
+    if GlobalHydra.instance().is_initialized():
+        return cast(DictConfig, compose("train", wanted))
+    with initialize_config_dir(CONFIGS, version_base=None):
+        return cast(DictConfig, compose("train", wanted))
+
+
+def configured_by(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Make a function of settings a command whose settings are ``configs/<name>.yaml``."""
+    main: Any = hydra.main(version_base=None, config_path=CONFIGS, config_name=name)
+    return cast(Callable[[Callable[[DictConfig], None]], Callable[[], None]], main)
+
+
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """The settings as plain containers."""
+    return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))

@@ -1,0 +1,1 @@
+"""With TorchRL's own trainers and collectors."""

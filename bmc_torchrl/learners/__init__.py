@@ -1,0 +1,1 @@
+"""How Q is represented and how it learns."""

@@ -1,0 +1,357 @@
+"""Step 2 of the algorithm: how Q learns from a transition, and by how much it changed."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torchrl.data import ReplayBuffer
+from torchrl.objectives import LossModule
+
+from bmc_torchrl.functional import greedy_return, mixture_return
+from bmc_torchrl.learners.objectives import tabular_update
+from bmc_torchrl.learners.published_fit import adam_state, fit_minibatch
+from bmc_torchrl.learners.ranks import average_gradients
+from bmc_torchrl.learners.replay import run_replay_buffer
+from bmc_torchrl.learners.values import QTable
+
+__all__ = ["ACTIVE_KEY", "LearningRule", "LossRule", "PublishedDQN", "TabularSarsa"]
+
+ACTIVE_KEY = ("collector", "mask")
+"""Where a transition says whether its run is still learning; strategies skip the others."""
+
+
+class LearningRule(nn.Module, ABC):
+    """How Q learns from one vector step.
+
+    :meth:`learn` writes ``"loss"`` and, where a strategy reads it, ``"value_change"`` ``[runs]``.
+    """
+
+    on_policy: bool = False
+    """Whether the target needs ε of the next state, ``("next", "epsilon")``."""
+
+    @abstractmethod
+    def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
+        """Learn from `transition` ``[runs]``.
+
+        Args:
+            transition: with the returns of :class:`~bmc_torchrl.OneStepReturns`.
+            episodes: finished episodes of each run, ``[runs]``.
+            value_change: whether to write ``"value_change"``.
+        """
+
+    def compile_learning(self, **options: Any) -> None:
+        """Compile what is computed, with these options of ``torch.compile``; replay stays as it is.
+
+        (Not ``compile``, which ``nn.Module`` has for its forward.)
+        """
+        self.learn = torch.compile(self.learn, **options)  # type: ignore[method-assign]
+
+
+class TabularSarsa(LearningRule):
+    r"""Expected SARSA in a table: :math:`Q(s, a) \leftarrow Q(s, a) + \eta (G - Q(s, a))`.
+
+    The learning rate of a run's episode k is ``max(learning_rate * decay**k, floor)``.
+
+    >>> rule = TabularSarsa(QTable(3, 2, runs=4), learning_rate=0.5, decay=0.99, floor=0.01)
+    >>> rule.rate(torch.tensor([0, 1000]))
+    tensor([0.5000, 0.0100])
+    """
+
+    on_policy = True
+
+    def __init__(
+        self,
+        table: QTable,
+        learning_rate: float,
+        *,
+        decay: float = 1.0,
+        floor: float = 0.0,
+        state_key: NestedKey = "state",
+    ) -> None:
+        super().__init__()
+        if not 0 < learning_rate <= 1:
+            raise ValueError(f"learning_rate must be in (0, 1], got {learning_rate}.")
+        self.table, self.state_key = table, state_key
+        self.learning_rate, self.decay, self.floor = learning_rate, decay, floor
+
+    def rate(self, episodes: Tensor) -> Tensor:
+        """η of each run."""
+        decay = torch.full_like(episodes, self.decay, dtype=torch.get_default_dtype())
+        return (self.learning_rate * decay**episodes).clamp(min=self.floor)
+
+    def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
+        """See :class:`LearningRule`."""
+        epsilon = transition.get(("next", "epsilon"))
+        target = mixture_return(
+            transition.get("greedy_return"), transition.get("uniform_return"), epsilon
+        )
+        rate = self.rate(episodes) * transition.get(ACTIVE_KEY)
+        state, action = transition.get(self.state_key), transition.get("action")
+        chosen = self.table(state).detach().gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        table = self.table.weight.data
+        change = tabular_update(table, state, action, target.to(table), rate.to(table))
+        transition.set("loss", (target - chosen).square())
+        transition.set("value_change", change)
+
+
+class PublishedDQN(LearningRule):
+    r"""The DQN of the published data: no target network, several epochs on one minibatch.
+
+    Every vector step stores the transition and, once the buffer holds a batch, draws one minibatch
+    per run without replacement, computes its targets :math:`r + \gamma \max Q(s', \cdot)` once, and
+    takes `epochs` Adam steps on it; see :func:`~bmc_torchrl.learners.published_fit.fit_minibatch`.
+
+    Args:
+        network: maps `feature_key` to action values, one copy of the weights per run.
+        runs: number of runs.
+        gamma: discount factor.
+        learning_rate: Adam's.
+        batch_size: transitions per run and minibatch.
+        capacity: transitions of each run that the buffer keeps.
+        epochs: Adam steps per minibatch.
+        l2: Keras' kernel penalty.
+        feature_key: what the network reads and the buffer stores.
+        device: where the buffer is.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        runs: int,
+        gamma: float,
+        learning_rate: float = 1e-3,
+        batch_size: int = 32,
+        capacity: int = 2000,
+        epochs: int = 1,
+        l2: float = 0.0,
+        feature_key: NestedKey = "state",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        if capacity < batch_size:
+            raise ValueError(f"capacity={capacity} must hold a batch of batch_size={batch_size}.")
+        self.network, self.gamma, self.feature_key = network, gamma, feature_key
+        self.batch_size, self.epochs, self.l2 = batch_size, epochs, l2
+        self.learning_rate = learning_rate
+        self.replay = run_replay_buffer(capacity, runs, batch_size, device=device)
+        self.adam = _Moments(dict(network.named_parameters()))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The replay buffer, so that a checkpoint has it."""
+        return {"replay": self.replay.state_dict()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Fill the replay buffer as it was."""
+        self.replay.load_state_dict(state["replay"])
+
+    def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
+        """See :class:`LearningRule`."""
+        kept = transition.select("action", self.feature_key, ("next", self.feature_key))
+        kept.set(("next", "reward"), transition.get(("next", "reward")))
+        # The published ε rejects masking where only the step limit ended the episode; see README.
+        kept.set(("next", "terminated"), transition.get(("next", "terminated")))
+        # Without a device, TorchRL keeps the cursor that it reads on the host.
+        self.replay.extend(kept.unsqueeze(-1).clear_device_())
+        action = transition.get("action").unsqueeze(-1)
+        features = transition.get(self.feature_key)
+        loss = torch.zeros(transition.batch_size, device=action.device)
+        ready = len(self.replay) >= self.batch_size * transition.numel()
+        if ready:
+            loss = self._fit(self.replay.sample())
+        transition.set("loss", loss)
+        if value_change:
+            before = transition.get("action_value").gather(-1, action).squeeze(-1)
+            after = before
+            if ready:
+                with torch.no_grad():
+                    after = self.network(features).gather(-1, action).squeeze(-1)
+            transition.set("value_change", after - before)
+
+    def compile_learning(self, **options: Any) -> None:
+        """See :class:`LearningRule`."""
+        self._fit = torch.compile(self._fit, **options)  # type: ignore[method-assign]
+
+    def _fit(self, batch: TensorDictBase) -> Tensor:
+        following = batch.get("next")
+        with torch.no_grad():
+            value = self.network(following.get(self.feature_key))
+            target = greedy_return(
+                following.get("reward").squeeze(-1),
+                value,
+                self.gamma,
+                terminated=following.get("terminated").squeeze(-1),
+            ).to(value.dtype)
+        parameters = {name: p.detach() for name, p in self.network.named_parameters()}
+        return fit_minibatch(
+            functools.partial(torch.func.functional_call, self.network),
+            parameters,
+            self.adam.state(),
+            batch.get(self.feature_key),
+            batch.get("action"),
+            target,
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            l2=self.l2,
+        )
+
+
+class _Moments(nn.Module):
+    """Adam's moments as buffers, so that they follow the module."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__()
+        for name, moments in adam_state(parameters).items():
+            for kind, value in moments.items():
+                self.register_buffer(f"{name}:{kind}".replace(".", "/"), value)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        result: dict[str, dict[str, Tensor]] = {}
+        for key, value in self.named_buffers():
+            name, kind = key.replace("/", ".").split(":")
+            result.setdefault(name, {})[kind] = value
+        return result
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Keep the float64 counts of steps whatever the module is cast to."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if moved is not None and buffer is not None and buffer.dtype == torch.float64:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+
+class LossRule(LearningRule):
+    """Any TorchRL loss on a TorchRL replay buffer: DQN with target network, Double DQN, C51.
+
+    Args:
+        loss_module: such as ``DQNLoss``; its ``"loss"`` may keep the shape of the batch.
+        optimizer: built by the caller over the loss module's parameters, or a partial of it.
+        replay_buffer: flat, or per run; what it samples goes to the loss. A prioritised buffer has
+            its priorities updated.
+        target_updater: TorchRL's ``SoftUpdate`` or ``HardUpdate``, or a partial of it.
+        q_actor: what gives Q for ``"value_change"``.
+        keys: what the buffer stores.
+        updates_per_step: gradient steps per vector step.
+        warmup: transitions of each run in the buffer before learning starts.
+        runs: number of runs. With more than one, the network has a copy of its weights per run,
+            the buffer samples ``[runs, batch]``, and the loss keeps that shape.
+        max_grad_norm: gradient clipping, each run by itself.
+    """
+
+    def __init__(
+        self,
+        loss_module: LossModule,
+        optimizer: Any,
+        replay_buffer: ReplayBuffer,
+        *,
+        q_actor: TensorDictModuleBase,
+        target_updater: Any = None,
+        keys: Sequence[NestedKey] | None = None,
+        updates_per_step: int = 1,
+        warmup: int | None = None,
+        runs: int = 1,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.loss_module, self.q_actor, self.replay = loss_module, q_actor, replay_buffer
+        self.in_keys: list[NestedKey] = list(q_actor.in_keys)
+        build = not isinstance(optimizer, torch.optim.Optimizer)
+        self.optimizer = optimizer(loss_module.parameters()) if build else optimizer
+        if isinstance(target_updater, functools.partial):
+            target_updater = target_updater(loss_module)
+        self.target_updater = target_updater
+        self.keys, self.updates_per_step = keys, updates_per_step
+        self.warmup = warmup if warmup is not None else replay_buffer._batch_size
+        self.runs, self.max_grad_norm = runs, max_grad_norm
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Optimiser, replay buffer and target updates, so that a checkpoint has them."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "replay": self.replay.state_dict(),
+            "target": {} if self.target_updater is None else self.target_updater.state_dict(),
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """All of that as it was."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.replay.load_state_dict(state["replay"])
+        if self.target_updater is not None:
+            self.target_updater.load_state_dict(state["target"])
+
+    def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
+        """See :class:`LearningRule`."""
+        stored = transition if self.keys is None else transition.select(*self.keys)
+        stored = stored.exclude("collector").clear_device_()
+        self.replay.extend(stored if self.runs == 1 else stored.unsqueeze(-1))
+        loss = torch.zeros(transition.batch_size, device=transition.device)
+        learns = len(self.replay) >= self.warmup * self.runs
+        if learns:
+            for _ in range(self.updates_per_step):
+                loss = self._update().detach().expand(transition.batch_size)
+        transition.set("loss", loss)
+        if value_change:
+            action = transition.get("action")
+            before = self._chosen(transition.get("action_value"), action)
+            with torch.no_grad():
+                inputs = transition.select(*self.in_keys)
+                after = self._chosen(self.q_actor(inputs).get("action_value"), action)
+            transition.set("value_change", after - before if learns else torch.zeros_like(before))
+
+    def compile_learning(self, **options: Any) -> None:
+        """See :class:`LearningRule`."""
+        self._loss = torch.compile(self._loss, **options)  # type: ignore[method-assign]
+
+    def _loss(self, batch: TensorDictBase) -> Tensor:
+        loss: Tensor = self.loss_module(batch).get("loss")
+        return loss.mean() if self.runs == 1 else loss.mean(-1)
+
+    def _update(self) -> Tensor:
+        batch = self.replay.sample()
+        loss = self._loss(batch)
+        self.optimizer.zero_grad()
+        loss.sum().backward()  # type: ignore[no-untyped-call]
+        average_gradients(self.loss_module)
+        if self.max_grad_norm is not None:
+            _clip_each_run(self.loss_module.parameters(), self.max_grad_norm, self.runs)
+        self.optimizer.step()
+        if self.target_updater is not None:
+            self.target_updater.step()
+        if hasattr(self.replay, "update_tensordict_priority"):
+            self.replay.update_tensordict_priority(batch)
+        return loss
+
+    def _chosen(self, action_value: Tensor, action: Tensor) -> Tensor:
+        """Q of the chosen action, C51's atoms reduced over their support."""
+        supports = (getattr(part, "support", None) for part in self.q_actor.modules())
+        support = next((found for found in supports if found is not None), None)
+        if support is not None:
+            action_value = (action_value.exp() * support.unsqueeze(-1)).sum(-2)
+        return _entry(action_value, action)
+
+
+def _clip_each_run(parameters: Iterable[nn.Parameter], largest: float, runs: int) -> None:
+    if runs == 1:
+        nn.utils.clip_grad_norm_(parameters, largest)
+        return
+    gradients = [p.grad.reshape(runs, -1) for p in parameters if p.grad is not None]
+    norm = torch.stack([g.square().sum(-1) for g in gradients]).sum(0).sqrt()
+    scale = (largest / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
+    for gradient in gradients:
+        gradient.mul_(scale)
+
+
+def _entry(action_value: Tensor, action: Tensor) -> Tensor:
+    if action.ndim == action_value.ndim:
+        return (action_value * action).sum(-1)
+    return action_value.gather(-1, action.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,1 @@
+"""Many runs on CPU cores: a compiled loop per run."""

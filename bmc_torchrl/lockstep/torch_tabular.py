@@ -1,0 +1,220 @@
+"""Tabular expected SARSA for many runs at once, on any device."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.envs.lanes import Noise
+from bmc_torchrl.functional import (
+    epsilon_greedy_action,
+    greedy_return,
+    mixture_return,
+    uniform_return,
+)
+from bmc_torchrl.learners.values import QTable
+from bmc_torchrl.lockstep.torch_engine import Lockstep
+from bmc_torchrl.strategies import EpsilonStrategy
+
+__all__ = ["TabularDraws", "TabularLockstep"]
+
+MOST_STEPS = 4
+"""Vector steps per compiled call; the domain may afford fewer."""
+
+
+class TabularDraws(NamedTuple):
+    """All uniforms of some vector steps, in the order in which the TorchRL path draws them.
+
+    Attributes:
+        act: coin and action at s, float32 ``[steps, 2, runs]``.
+        noise: of the domain, ``[steps, runs, n]``.
+        act_next: coin and action at s′, float32 ``[steps, 2, runs]``; unused with "after".
+    """
+
+    act: Tensor
+    noise: Noise
+    act_next: Tensor
+
+
+class History(NamedTuple):
+    """What the steps of a chunk changed, each ``[steps, runs]``.
+
+    Attributes:
+        state: the state that was left.
+        greedy: its greedy action before learning.
+        ends: whether an episode that counts ended there.
+    """
+
+    state: Tensor
+    greedy: Tensor
+    ends: Tensor
+
+
+class TabularLockstep(Lockstep):
+    r"""Expected SARSA with one table per lane.
+
+    Beside the tables the engine keeps the greedy action of every state, so that acting and testing
+    read one byte instead of a row.
+
+    Args:
+        env: see :class:`Lockstep`.
+        table: the initial values, ``runs=[runs]``; :meth:`export` writes the learned ones back.
+        strategy: see :class:`Lockstep`.
+        learning_rate: η of the first episode; that of episode k is
+            :math:`\max(\eta\,\mathrm{decay}^k, \mathrm{floor})`.
+        decay: see `learning_rate`.
+        floor: see `learning_rate`.
+        next_action: draw a′ "before" learning, as the published experiments, or "after".
+        **options: see :class:`Lockstep`.
+
+    >>> from bmc_torchrl.envs import SubgoalGridEnv
+    >>> from bmc_torchrl.strategies import BMCEpsilon
+    >>> env = SubgoalGridEnv(batch_size=[2], max_steps=10)
+    >>> engine = TabularLockstep(
+    ...     env, QTable(150, 4, runs=2), BMCEpsilon(batch_shape=[2]), episodes=2, gamma=0.99,
+    ...     learning_rate=0.7, compiled=False
+    ... )
+    >>> engine.advance(30)
+    >>> engine.finished, engine.steps.shape
+    (True, torch.Size([2, 2]))
+    """
+
+    def __init__(
+        self,
+        env: BatchedEnv,
+        table: QTable,
+        strategy: EpsilonStrategy,
+        *,
+        learning_rate: float,
+        decay: float = 1.0,
+        floor: float = 0.0,
+        next_action: Literal["before", "after"] = "before",
+        test_slots: int = 1024,
+        **options: Any,
+    ) -> None:
+        super().__init__(env, strategy, test_slots=test_slots, **options)
+        states, actions = self.domain.num_states, self.domain.num_actions
+        if table.weight.shape != (self.runs, states, actions):
+            raise ValueError(
+                f"table has shape {tuple(table.weight.shape)}, the domain needs "
+                f"{(self.runs, states, actions)}."
+            )
+        if next_action not in ("before", "after"):
+            raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
+        self.learning_rate, self.decay, self.floor = learning_rate, decay, floor
+        self.before = next_action == "before"
+        steps = range(1, min(MOST_STEPS, self.domain.unroll, self.chunk) + 1)
+        self.unroll_steps = max(n for n in steps if self.chunk % n == 0)
+        self.table = table.weight.detach().to(self.device).clone()
+        small = torch.uint8 if actions <= 256 else torch.int64
+        self.greedy = self.table.argmax(-1).to(small)
+        self.history = self._no_history()
+        self.action = torch.zeros(self.runs, dtype=torch.int64, device=self.device)
+        self.lane = torch.arange(self.runs, device=self.device)
+        self._make_tests(self.greedy[0], self.domain.unroll)
+        self._steps = self._compile(self._vector_steps, "expected SARSA")
+
+    def draw(self, steps: int) -> TabularDraws:
+        """Fresh uniforms of `steps` vector steps."""
+        options: dict[str, Any] = {"device": self.device, "generator": self.generator}
+        act = torch.rand((steps, 2, self.runs), **options)
+        noise = self.domain.draw([steps, self.runs], self.generator)
+        return TabularDraws(act, noise, torch.rand((steps, 2, self.runs), **options))
+
+    def _chunk(self, steps: int) -> None:
+        self._run_chunk(self.draw(steps))
+
+    def _run_chunk(self, draws: TabularDraws) -> None:
+        noise = self.domain.transition_noise(draws.noise.transition)
+        columns = (draws.act, noise, draws.noise.reset, draws.act_next)
+        parts = zip(*(torch.split(x, self.unroll_steps) for x in columns), strict=True)
+        calls = [self._steps(*part) for part in parts]
+        self.history = History(*(torch.cat(entries) for entries in zip(*calls, strict=True)))
+
+    def _no_history(self) -> History:
+        zeros = torch.zeros(self.chunk, self.runs, dtype=torch.int64, device=self.device)
+        return History(zeros, zeros.to(self.greedy.dtype), zeros.bool())
+
+    def vector_steps(self, draws: TabularDraws) -> None:
+        """Step every lane as often as there are draws, in one compiled call."""
+        noise = self.domain.transition_noise(draws.noise.transition)
+        self._steps(draws.act, noise, draws.noise.reset, draws.act_next)
+
+    def _vector_steps(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> History:
+        draws = zip(*(x.unbind(0) for x in (act, noise, reset, act_next)), strict=True)
+        steps = [self._step(*now) for now in draws]
+        return History(*(torch.stack(entries) for entries in zip(*steps, strict=True)))
+
+    def _step(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> History:
+        domain, lane = self.domain, self.lane
+        index = domain.index(self.state).clone()
+        action = self._act(index, act)
+        after, reward, terminated = domain.step(self.state, action, noise)
+        done = terminated | (self.step_count + 1 >= domain.max_steps)
+        following = domain.index(after)
+        epsilon = self._current_epsilon(following)
+        value = self.table[lane, following]
+        if self.before:
+            best = self.greedy[lane, following].long()
+            self.action.copy_(epsilon_greedy_action(best, epsilon, act_next, domain.num_actions))
+        masked = terminated if self.mask_terminated else None
+        greedy = greedy_return(reward, value, self.gamma, terminated=masked)
+        uniform = uniform_return(reward, value, self.gamma, terminated=masked)
+        best_before = self.greedy[lane, index]
+        change = self._learn(index, action, mixture_return(greedy, uniform, epsilon))
+        self._update_strategy(index, reward, terminated, done, value, change)
+        ends = self._count_episodes(epsilon, done)
+        mask = done.reshape(-1, *[1] * (after.ndim - 1))
+        self.state.copy_(torch.where(mask, domain.start(reset), after))
+        return History(index, best_before, ends)
+
+    def _act(self, index: Tensor, draws: Tensor) -> Tensor:
+        best = self.greedy[self.lane, index].long()
+        epsilon = self._current_epsilon(index)
+        chosen = epsilon_greedy_action(best, epsilon, draws, self.domain.num_actions)
+        return torch.where(self.step_count == 0, chosen, self.action) if self.before else chosen
+
+    def _learn(self, index: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        """:func:`bmc_torchrl.learners.objectives.tabular_update` where a lane still learns."""
+        active = self.episodes_done < self.episodes
+        decay = torch.full_like(target, self.decay)
+        rate = (self.learning_rate * decay**self.episodes_done).clamp(min=self.floor)
+        row = self.table[self.lane, index]
+        actions = torch.arange(row.shape[-1], device=row.device)
+        taken = actions == action.unsqueeze(-1)
+        old = row.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        new = torch.where(active, old + rate * (target - old), old)
+        best = torch.where(taken, new.unsqueeze(-1), row).argmax(-1)
+        self.table.index_put_((self.lane, index, action), new)
+        self.greedy.index_put_((self.lane, index), best.to(self.greedy.dtype))
+        return new - old
+
+    def _ended_policies(self, lanes: Tensor) -> Tensor:
+        """Greedy actions when the episode ended: what was learned since in the chunk is undone."""
+        policies = self.greedy[lanes]
+        states, actions, ends = (column[:, lanes] for column in self.history)
+        ended = ends.int().argmax(0)
+        for step in reversed(range(len(states))):
+            state = states[step].unsqueeze(-1)
+            undone = torch.where(ended < step, actions[step], policies.gather(1, state).squeeze(-1))
+            policies.scatter_(1, state, undone.unsqueeze(-1))
+        return policies
+
+    def _choose(self, policy: Tensor, state: Tensor) -> Tensor:
+        return policy.gather(1, self.domain.index(state)).long()
+
+    def export(self, table: QTable) -> None:
+        """Write the values of every run into `table`."""
+        with torch.no_grad():
+            table.weight.copy_(self.table)
+
+    _TABLES = ("table", "greedy", "action")
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Lockstep.state_dict`."""
+        state = super().state_dict()
+        state["tensors"] |= {name: getattr(self, name).clone() for name in self._TABLES}
+        return state

@@ -1,0 +1,92 @@
+"""A lockstep engine in Lightning's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bmc_torchrl.lockstep.interface import Engine
+from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.training.run_records import RecordedLearner
+
+__all__ = ["ChunkStream", "LockstepLearner"]
+
+
+class LockstepLearner(RecordedLearner):
+    """Many runs on a lockstep engine, which learns, tests and stops them by itself.
+
+    Args:
+        engine: built for `strategy`.
+        strategy: the source of ε of all runs.
+        runs: number of runs.
+        episodes: training episodes of each run.
+        log_every_n_chunks: chunks between two looks at the metrics.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        strategy: EpsilonStrategy,
+        *,
+        runs: int,
+        episodes: int,
+        log_every_n_chunks: int = 10,
+    ) -> None:
+        super().__init__(
+            strategy, runs=runs, episodes=episodes, log_every_n_chunks=log_every_n_chunks
+        )
+        self.engine = engine
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has had its episodes and their tests."""
+        return self.engine.finished
+
+    def training_step(self, chunk_steps: int, index: int) -> None:
+        """Advance all runs by a chunk, and take over what is known."""
+        self.engine.advance(chunk_steps)
+        self.engine.write_strategy(self.strategy)
+        log = self.log_of_episodes
+        log.done.copy_(self.engine.episodes_done)
+        for name in ("steps", "returns", "epsilons"):
+            log.get_buffer(name).copy_(getattr(self.engine, name))
+        self.chunk_steps = chunk_steps
+        self.count_chunk()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The engine's state, so that a checkpoint has it."""
+        return self.engine.state_dict()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The engine as it was."""
+        self.engine.load_state_dict(state)
+
+
+class ChunkStream:
+    """The loader of an engine: how many steps each chunk has, from where it stopped.
+
+    >>> list(ChunkStream(chunk_steps=100, num_chunks=2))
+    [100, 100]
+    """
+
+    def __init__(self, chunk_steps: int, num_chunks: int) -> None:
+        self.chunk_steps, self.num_chunks, self.position = chunk_steps, num_chunks, 0
+
+    def __len__(self) -> int:
+        return self.num_chunks
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < self.num_chunks:
+            self.position += 1
+            yield self.chunk_steps
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it stands."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Go on from there."""
+        self.position = state_dict["position"]
+
+    def shutdown(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,368 @@
+"""Tables are written whole or not at all, resumed from parts, and summarised as defined."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hydra.utils import instantiate
+
+from bmc_torchrl.analysis.scoring import (
+    EXPERIMENTS,
+    MEASURES,
+    family,
+    measure,
+    parameter,
+    strategy_title,
+)
+from bmc_torchrl.analysis.summaries import (
+    METRICS,
+    curves,
+    read_results,
+    readme_table,
+    scores,
+    summary,
+    write_results,
+)
+from bmc_torchrl.analysis.tables import (
+    COLUMNS,
+    load,
+    load_metadata,
+    provenance,
+    save,
+    tidy,
+    write_atomically,
+)
+from bmc_torchrl.errors import ResultsError
+from bmc_torchrl.experiments.sweep_cells import TableParts
+
+METADATA = provenance({"gamma": 0.99}, seed=3, command="python scripts/reproduce.py")
+
+
+def table(strategies=("bmc", "fixed_01"), runs=4, episodes=120, first_run=0, name="grid_sarsa"):
+    shape = (len(strategies), runs, episodes)
+    generator = np.random.default_rng(first_run)
+    steps = 22 + 178 * generator.random(shape)
+    return tidy(name, strategies, steps, -steps / 10, generator.random(shape), first_run=first_run)
+
+
+def test_a_saved_table_is_loaded_unchanged(tmp_path: Path) -> None:
+    original = table()
+    path = save(original, tmp_path / "table.parquet", METADATA)
+    pd.testing.assert_frame_equal(load(path), original, check_dtype=False)
+    assert tuple(load(path).columns) == COLUMNS
+
+
+def test_a_table_says_how_it_was_made(tmp_path: Path) -> None:
+    path = save(table(), tmp_path / "table.parquet", METADATA)
+    metadata = load_metadata(path)
+    assert metadata["config"] == {"gamma": 0.99}
+    assert metadata["seed"] == 3
+    assert metadata["command"] == "python scripts/reproduce.py"
+    assert {"python", "torch", "torchrl", "pyarrow"} <= set(metadata["versions"])
+    assert metadata["commit"]
+
+
+def test_tidy_refuses_shapes_that_do_not_match() -> None:
+    with pytest.raises(ValueError, match="expected \\[strategies, runs, episodes\\]"):
+        tidy("grid_sarsa", ["bmc"], np.zeros((2, 3, 4)), np.zeros((2, 3, 4)), np.zeros((2, 3, 4)))
+    with pytest.raises(ValueError, match="epsilon has shape"):
+        tidy("grid_sarsa", ["bmc"], np.zeros((1, 3, 4)), np.zeros((1, 3, 4)), np.zeros((1, 3, 5)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.drop(columns="epsilon"), "lacks the columns"),
+        (lambda t: t.iloc[:0], "no rows"),
+        (lambda t: t.iloc[:-1], "missing or repeated episodes"),
+        (lambda t: pd.concat([t, t.iloc[:1]]), "missing or repeated episodes"),
+        (lambda t: t.assign(steps=np.nan), "missing or infinite"),
+        (lambda t: pd.concat([t, table(name="cart_dqn")]), "mixes the experiments"),
+    ],
+)
+def test_an_incomplete_table_is_not_saved(tmp_path: Path, spoil, message: str) -> None:
+    with pytest.raises(ResultsError, match=message):
+        save(spoil(table()), tmp_path / "table.parquet", METADATA)
+    assert list(tmp_path.iterdir()) == []
+
+
+def corrupt(path: Path, how: str) -> bytes:
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        content = content[: len(content) // 2]
+    elif how == "empty":
+        content = bytearray()
+    elif how == "flipped":
+        content[len(content) // 3] ^= 0xFF
+    else:
+        content = bytearray(b"strategy,run\nbmc,1\n" * 20)
+    path.write_bytes(content)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "foreign"])
+def test_a_corrupt_table_is_a_clear_error_and_stays_as_it_is(tmp_path: Path, how: str) -> None:
+    path = save(table(), tmp_path / "table.parquet", METADATA)
+    content = corrupt(path, how)
+    with pytest.raises(ResultsError, match=r"table\.parquet is not a readable.*reproduce\.py"):
+        load(path)
+    assert path.read_bytes() == content
+
+
+def test_a_missing_table_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="does not exist"):
+        load(tmp_path / "table.parquet")
+
+
+def test_a_foreign_parquet_file_is_a_clear_error(tmp_path: Path) -> None:
+    pd.DataFrame({"x": [1.0]}).to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(ResultsError, match="lacks the columns"):
+        load(tmp_path / "x.parquet")
+    with pytest.raises(ResultsError, match="how it was made"):
+        load_metadata(tmp_path / "x.parquet")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(stream) -> None:
+        stream.write(b"half of the n")
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        write_atomically(path, fail)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_parts_merge_to_the_table_whatever_their_order(tmp_path: Path) -> None:
+    pieces = [table(first_run=0), table(first_run=4), table(("vdbe_1",), runs=8)]
+    merged = []
+    for order in ([0, 1, 2], [2, 1, 0]):
+        parts = TableParts(tmp_path / f"{order[0]}.parts")
+        for i in order:
+            parts.add(pieces[i], METADATA, seconds=1.0)
+        merged.append(parts.merge(tmp_path / f"{order[0]}.parquet"))
+    pd.testing.assert_frame_equal(*merged)
+    assert len(merged[0]) == 3 * 8 * 120
+    assert load_metadata(tmp_path / "0.parquet")["config"] == {"gamma": 0.99}
+
+
+def test_parts_know_what_is_missing_and_how_long_each_cell_took(tmp_path: Path) -> None:
+    parts = TableParts(tmp_path / "table.parts")
+    assert parts.missing(["bmc"], range(2)) == {"bmc": [0, 1]}
+    parts.add(table(), METADATA, seconds=8.0)
+    assert parts.missing(["bmc", "fixed_01", "vdbe_1"], range(5)) == {
+        "bmc": [4],
+        "fixed_01": [4],
+        "vdbe_1": [0, 1, 2, 3, 4],
+    }
+    assert parts.missing(["bmc"], range(4)) == {}
+    assert parts.cells()["seconds"].tolist() == [4.0, 4.0]
+    assert parts.cells()["last_run"].tolist() == [3, 3]
+
+
+def test_parts_refuse_finished_runs_other_configs_and_gaps(tmp_path: Path) -> None:
+    parts = TableParts(tmp_path / "table.parts")
+    parts.add(table(), METADATA, seconds=1.0)
+    with pytest.raises(ResultsError, match="already in"):
+        parts.add(table(("bmc",), first_run=3), METADATA, seconds=1.0)
+    with pytest.raises(ResultsError, match="another config"):
+        parts.add(table(first_run=4), {**METADATA, "config": {"gamma": 1}}, seconds=1.0)
+    gap = table(("geom_09",)).query("run != 1")
+    with pytest.raises(ResultsError, match="not a range"):
+        parts.add(gap, METADATA, seconds=1.0)
+    assert len(list(parts.folder.iterdir())) == 1
+
+
+def test_a_corrupt_part_stops_the_merge_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    parts = TableParts(tmp_path / "table.parts")
+    parts.add(table(), METADATA, seconds=1.0)
+    target = tmp_path / "table.parquet"
+    parts.merge(target)
+    before = target.read_bytes()
+    broken = parts.add(table(first_run=4), METADATA, seconds=1.0)
+    corrupt(broken, "truncated")
+    with pytest.raises(ResultsError, match=broken.name):
+        parts.merge(target)
+    assert target.read_bytes() == before
+
+
+def test_a_merge_does_not_replace_a_corrupt_or_a_larger_table(tmp_path: Path) -> None:
+    target = save(table(runs=9), tmp_path / "table.parquet", METADATA)
+    parts = TableParts(tmp_path / "table.parts")
+    parts.add(table(), METADATA, seconds=1.0)
+    before = target.read_bytes()
+    with pytest.raises(ResultsError, match="10 runs that are not among the parts"):
+        parts.merge(target)
+    assert target.read_bytes() == before
+    content = corrupt(target, "truncated")
+    with pytest.raises(ResultsError, match="not a readable"):
+        parts.merge(target)
+    assert target.read_bytes() == content
+
+
+def test_nothing_to_merge_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no finished cell"):
+        TableParts(tmp_path / "table.parts").merge(tmp_path / "table.parquet")
+
+
+def sweep(parts: TableParts, target: Path) -> None:
+    """A sweep that computes what is missing, one run after the other, and merges it."""
+    for strategy, runs in parts.missing(["bmc", "fixed_01", "vdbe_1"], range(6)).items():
+        for run in runs:
+            steps = np.random.default_rng(run).random((1, 1, 500))
+            cell = tidy("grid_sarsa", [strategy], steps, steps, steps, first_run=run)
+            parts.add(cell, METADATA, seconds=0.0)
+    parts.merge(target)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_sweep_killed_at_work_resumes_to_the_same_table(tmp_path: Path) -> None:
+    parts, target = TableParts(tmp_path / "table.parts"), tmp_path / "killed.parquet"
+    child = os.fork()
+    if child == 0:
+        try:
+            sweep(parts, target)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 60
+    while len(list(parts.folder.glob("*.parquet"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not target.exists()
+    left = sum(
+        len(runs) for runs in parts.missing(["bmc", "fixed_01", "vdbe_1"], range(6)).values()
+    )
+    assert 0 < left <= 13
+
+    sweep(parts, target)
+    sweep(TableParts(tmp_path / "whole.parts"), tmp_path / "whole.parquet")
+    pd.testing.assert_frame_equal(load(target), load(tmp_path / "whole.parquet"))
+
+
+def test_curves_are_means_and_standard_errors_over_runs() -> None:
+    steps = np.array([[[10.0, 1.0], [14.0, 1.0]]])
+    found = curves(tidy("cart_dqn", ["bmc"], steps, -steps, steps / 100)).iloc[0]
+    assert found["runs"] == 2
+    assert found["steps_mean"] == 12
+    assert found["steps_se"] == pytest.approx(2.0)
+    assert found["return_mean"] == -12
+    assert found["epsilon_se"] == pytest.approx(0.02)
+
+
+def test_scores_are_the_windows_of_the_measure() -> None:
+    episode = np.arange(1, 301.0)[None, None]
+    for name, sign in (("grid_dqn", 1), ("supply_dqn", -1)):
+        row = scores(tidy(name, ["bmc"], episode, -episode, 1 / episode)).iloc[0]
+        assert row["auc"] == sign * 150.5
+        assert row["first_100"] == sign * 50.5
+        assert row["last_50"] == sign * 275.5
+        assert row["epsilon_10"] == pytest.approx(0.1)
+        assert row["epsilon_100"] == pytest.approx(0.01)
+        assert row["epsilon_last"] == pytest.approx(1 / 300)
+
+
+def test_summary_has_the_standard_error_of_run_means_not_of_episodes() -> None:
+    level = np.array([1.0, 2.0, 3.0, 6.0])
+    steps = np.broadcast_to(level[None, :, None], (1, 4, 60))
+    row = summary(tidy("grid_dqn", ["bmc"], steps, steps, steps / 10)).iloc[0]
+    assert row["auc"] == 3
+    assert row["auc_se"] == pytest.approx(level.std(ddof=1) / 2)
+    assert (row["runs"], row["episodes"]) == (4, 60)
+
+
+def test_written_results_are_read_back(tmp_path: Path) -> None:
+    original, folder = table(), tmp_path / "grid_sarsa"
+    cells = pd.DataFrame({"strategy": ["bmc"], "seconds": [90.0]})
+    write_results(original, folder, METADATA, timings=cells)
+    found = read_results(folder)
+    assert found.experiment == "grid_sarsa"
+    pd.testing.assert_frame_equal(found.summary, summary(original), check_dtype=False, rtol=1e-6)
+    pd.testing.assert_frame_equal(found.curves, curves(original), check_dtype=False, rtol=1e-6)
+    assert found.scores is not None
+    assert set(METRICS) <= set(found.scores)
+    assert found.timings is not None
+    assert '"seed": 3' in (folder / "provenance.json").read_text()
+
+
+def test_a_single_run_has_no_standard_error(tmp_path: Path) -> None:
+    write_results(table(runs=1), tmp_path / "grid_sarsa", METADATA)
+    assert read_results(tmp_path / "grid_sarsa").summary["auc_se"].isna().all()
+
+
+@pytest.mark.parametrize("name", ["curves.csv", "summary.csv"])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.62])
+def test_truncated_results_are_a_clear_error(tmp_path: Path, name: str, keep: float) -> None:
+    folder = tmp_path / "grid_sarsa"
+    write_results(table(), folder, METADATA)
+    path = folder / name
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(ResultsError, match=name.removesuffix(".csv")):
+        read_results(folder)
+
+
+def test_missing_results_are_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="is no folder"):
+        read_results(tmp_path / "grid_sarsa")
+    with pytest.raises(ResultsError, match=r"curves\.csv does not exist"):
+        read_results(tmp_path)
+
+
+def test_the_readme_table_puts_our_rank_beside_the_published_one(tmp_path: Path) -> None:
+    steps = np.repeat([[[30.0]], [[25.0]], [[40.0]]], 5, axis=1) + np.arange(5)[:, None] / 10
+    content = tidy("grid_sarsa", ["bmc", "vdbe_005", "fixed_01"], steps, -steps, steps / 100)
+    cells = pd.DataFrame({"strategy": ["bmc"], "seconds": [600.0]})
+    write_results(content, tmp_path / "grid_sarsa", METADATA, timings=cells)
+    last = readme_table([read_results(tmp_path / "grid_sarsa")]).splitlines()[-1]
+    assert last == (
+        "| grid-world, expected SARSA | 5 | 30.20 ± 0.07 | 30.20 ± 0.07 | 2 (2–2) of 3 | 3 of 22 "
+        "| VDBE, σ = 0.05 (25.20 ± 0.07) | 10 min |"
+    )
+
+
+def test_every_experiment_has_a_measure() -> None:
+    assert [measure(name).column for name in EXPERIMENTS] == ["steps"] * 4 + ["return"] * 2
+    assert [measure(name).lower_is_better for name in EXPERIMENTS] == [True] * 2 + [False] * 4
+    with pytest.raises(ResultsError, match="no known domain"):
+        measure("maze_sarsa")
+
+
+@pytest.mark.slow
+def test_the_supply_chains_optimum_is_that_of_dynamic_programming() -> None:
+    from bmc_torchrl.envs.optimal import optimal_supply_chain_values
+
+    values = optimal_supply_chain_values(horizon=200).values
+    assert MEASURES["supply"].optimum == pytest.approx(float(values[0, 10 * 51]), abs=0.005)
+
+
+def _first_epsilon(entry) -> float:
+    return entry["parameters"].get("value", 0.5)
+
+
+def test_the_sweep_is_the_papers_twenty_two_strategies() -> None:
+    path = Path(__file__).parents[2] / "configs/sweep/paper.yaml"
+    sweep = yaml.safe_load(path.read_text())["strategies"]
+    assert len({entry["label"] for entry in sweep}) == 22
+    for entry in sweep:
+        given = entry["parameters"]
+        value = [given[key] for key in ("value", "rate", "power", "sigma") if key in given]
+        assert parameter(entry["label"]) == (value[0] if value else None)
+        own = {"bmc": {"alpha0": 1.0, "beta0": 1.01}, "vdbe": {"num_states": 150, "delta": 0.25}}
+        strategy = instantiate(given, **own.get(entry["family"], {}))
+        assert float(strategy.eps.max()) == pytest.approx(_first_epsilon(entry), abs=0.003)
+
+
+def test_a_label_of_an_unknown_family_is_printed_as_it_is() -> None:
+    assert strategy_title("mine_fast") == "mine_fast"
+    assert family("mine_fast") == "mine"

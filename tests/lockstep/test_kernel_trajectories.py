@@ -1,0 +1,190 @@
+"""Whole trajectories of the numba loops against those of the tensor functions."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import DOMAINS, PUBLISHED, double, strategies
+from tensordict import TensorDict
+
+from bmc_torchrl import functional
+from bmc_torchrl.envs import (
+    cart_pole_bins,
+    cart_pole_step,
+    poisson_cdf,
+    poisson_demand,
+    ravel_index,
+    subgoal_grid_step,
+    supply_chain_step,
+    unravel_index,
+)
+from bmc_torchrl.functional import epsilon_greedy_action, greedy_return, uniform_return
+from bmc_torchrl.learners.objectives import tabular_update
+from bmc_torchrl.lockstep.numba.arguments import domain_kernel
+from bmc_torchrl.lockstep.numba.loops import Rule, greedy_episodes
+from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine, _scratch
+
+
+class Reference:
+    """The lockstep engine's order in the package's tensor functions, one vector step a call."""
+
+    def __init__(self, name, engine, strategy, *, max_steps, mask_terminated, before):
+        self.name, self.domain, self.strategy = name, DOMAINS[name], strategy
+        self.options = PUBLISHED[name]
+        self.max_steps, self.mask, self.before = max_steps, mask_terminated, before
+        self.table, self.state = engine.table.clone(), engine.state.clone()
+        self.physics, self.action = engine.physics.clone(), torch.zeros_like(self.state)
+        self.count, self.episodes = torch.zeros_like(self.state), torch.zeros_like(self.state)
+        self.epsilon_sum, self.logged = torch.zeros(len(self.state)), {}
+
+    def epsilon(self, state):
+        return self.strategy.epsilon(TensorDict({"state": state}, [len(state)])).float()
+
+    def act(self, state, epsilon, draws):
+        values = self.table[torch.arange(len(state)), state]
+        draws = draws.float().unbind(-1)
+        return epsilon_greedy_action(
+            values.argmax(-1), epsilon, torch.stack(draws), values.shape[-1]
+        )
+
+    def move(self, action, uniform):
+        if self.name == "grid_world":
+            return subgoal_grid_step(self.state, action, self.domain)
+        if self.name == "cart_pole":
+            self.physics, reward, terminated = cart_pole_step(self.physics, action, self.domain)
+            return cart_pole_bins(self.physics, self.domain), reward, terminated
+        stocks = torch.stack(unravel_index(self.state, self.domain.sizes), -1)
+        demand = poisson_demand(uniform, poisson_cdf(self.domain.demand_rate[0])).unsqueeze(-1)
+        stocks, reward, terminated = supply_chain_step(stocks, action, demand, self.domain)
+        return ravel_index(stocks.unbind(-1), self.domain.sizes), reward, terminated
+
+    def start(self, uniforms):
+        if self.name == "cart_pole":
+            fresh = (2.0 * uniforms.to(self.physics) - 1.0) * self.domain.initial_bound
+            return fresh, cart_pole_bins(fresh, self.domain)
+        if self.name == "grid_world":
+            first = self.domain.start_state
+        else:
+            first = self.domain.initial_stocks[0] * self.domain.sizes[1]
+            first += self.domain.initial_stocks[1]
+        return torch.zeros_like(self.physics), torch.full_like(self.state, first)
+
+    def rate(self):
+        decay = self.options.get("learning_rate_decay", 1.0) ** self.episodes.double()
+        rate = self.options["learning_rate"] * decay
+        return rate.clamp(min=self.options.get("learning_rate_floor", 0.0)).float()
+
+    def step(self, uniforms):
+        runs = torch.arange(len(self.state))
+        chosen = self.act(self.state, self.epsilon(self.state), uniforms[:, :2])
+        first = (self.count == 0) | (not self.before)
+        action = torch.where(first, chosen, self.action)
+        after, reward, terminated = self.move(action, uniforms[:, 2].contiguous())
+        epsilon = self.epsilon(after)
+        following = self.act(after, epsilon, uniforms[:, 7:])
+        values = self.table[runs, after]
+        ended = terminated if self.mask else None
+        greedy = greedy_return(reward, values, self.options["gamma"], terminated=ended)
+        uniform = uniform_return(reward, values, self.options["gamma"], terminated=ended)
+        target = functional.mixture_return(greedy, uniform, epsilon)
+        change = tabular_update(self.table, self.state, action, target, self.rate())
+        self.count += 1
+        self.epsilon_sum += epsilon
+        done = terminated | (self.count >= self.max_steps)
+        transition = {
+            "state": self.state,
+            "value_change": change,
+            "greedy_return": greedy,
+            "uniform_return": uniform,
+            "next": {"done": done.unsqueeze(-1)},
+        }
+        self.strategy.update(TensorDict(transition, [len(runs)]))
+        for run in done.nonzero().flatten().tolist():
+            episode = self.episodes[run].item()
+            self.logged[run, episode] = (self.epsilon_sum[run] / self.count[run]).item()
+        physics, state = self.start(uniforms[:, 3:7])
+        self.state = torch.where(done, state, after)
+        self.physics = torch.where(done.unsqueeze(-1), physics, self.physics)
+        self.action = following
+        self.episodes += done
+        self.count = self.count * ~done
+        self.epsilon_sum = self.epsilon_sum * ~done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "before", "physics_dtype"),
+    [
+        *((name, before, torch.float64) for name in DOMAINS for before in (True, False)),
+        # Pole and rounding error both grow by e every 13 steps: episodes are short here.
+        ("cart_pole", True, torch.float32),
+    ],
+)
+def test_trajectories_equal_those_of_the_tensor_functions(name, before, physics_dtype, random):
+    kernel = domain_kernel(DOMAINS[name], torch.float64)
+    build = lambda: strategies(kernel.num_states, kernel.num_actions)  # noqa: E731
+    options = {"max_steps": 40, "mask_terminated": not before}
+    engine = NumbaTabularEngine(
+        DOMAINS[name],
+        build(),
+        runs=10,
+        episodes=10_000,
+        next_action="before" if before else "after",
+        threads=1,
+        **options,
+        **{**PUBLISHED[name], "physics_dtype": physics_dtype},
+    )
+    strategy = build()
+    reference = Reference(name, engine, strategy, before=before, **options)
+    for _ in range(4):
+        uniforms = double(60, 10, 9, random=random).float().double()
+        uniforms[..., 2] = double(60, 10, random=random)
+        engine.advance(60, uniforms=uniforms)
+        for row in uniforms:
+            reference.step(row)
+        torch.testing.assert_close(engine.state, reference.state)
+        torch.testing.assert_close(engine.episodes_done, reference.episodes)
+        torch.testing.assert_close(engine.table, reference.table, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(engine.physics, reference.physics, rtol=1e-4, atol=1e-5)
+    assert engine.episodes_done.min() >= 240 // 40
+    for (run, episode), epsilon in reference.logged.items():
+        assert engine.epsilons[run, episode].item() == pytest.approx(epsilon, rel=1e-5)
+    learned = build()
+    engine.write_strategy(learned)
+    for key, value in strategy.state_dict().items():
+        if "log_evidence_ratio" not in key:
+            torch.testing.assert_close(learned.state_dict()[key], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(DOMAINS))
+def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
+    tests, max_steps, gamma = 200, 60, 0.9
+    kernel = domain_kernel(DOMAINS[name], torch.float64)
+    policy = torch.randint(kernel.num_actions, (kernel.num_states,), generator=random)
+    uniforms = double(tests, 4 + max_steps, random=random)
+    rule = Rule(1, tests, max_steps, gamma, 0.5, 1.0, 0.0, False, True, 0)
+    length, score, perfect = greedy_episodes(
+        kernel.kernel,
+        rule,
+        policy.numpy().astype(np.int16),
+        np.uint64(0),
+        _scratch(tests, np.float64),
+        uniforms.numpy(),
+    )
+    zeros = torch.zeros(tests, dtype=torch.int64)
+    physics = torch.zeros(tests, 4, dtype=torch.float64)
+    blank = SimpleNamespace(table=zeros, state=zeros, physics=physics)
+    reference = Reference(name, blank, None, max_steps=0, mask_terminated=False, before=True)
+    reference.physics, reference.state = reference.start(uniforms[:, :4])
+    alive, steps, returns = torch.ones(tests, dtype=torch.bool), zeros.clone(), torch.zeros(tests)
+    for t in range(max_steps):
+        uniform = uniforms[:, 4 + t].contiguous()
+        after, reward, terminated = reference.move(policy[reference.state], uniform)
+        reference.state, steps = after, steps + alive
+        returns = returns + gamma**t * reward * alive
+        alive = alive & ~terminated
+    assert length == pytest.approx(steps.double().mean().item())
+    assert score == pytest.approx(returns.double().mean().item(), rel=1e-5)
+    assert perfect == bool((steps == max_steps).all())

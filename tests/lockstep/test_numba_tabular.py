@@ -1,0 +1,195 @@
+"""The engine that the numba kernels make up: runs, resuming, stopping, what it refuses."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from kernel_cases import DOMAINS, PUBLISHED, strategies
+
+from bmc_torchrl.envs import SupplyNetwork
+from bmc_torchrl.likelihoods import GaussianLikelihood
+from bmc_torchrl.lockstep.numba import formulas as kernels
+from bmc_torchrl.lockstep.numba.arguments import StrategyArrays, domain_kernel
+from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
+from bmc_torchrl.strategies import BMCEpsilon, ConstantEpsilon, LinearEpsilon, VDBEEpsilon
+
+
+def small_engine(name="grid_world", runs=6, strategy=None, **options):
+    if strategy is None:
+        strategy = BMCEpsilon(batch_shape=[max(runs, 1)])
+    published = {"episodes": 12, "max_steps": 50, "seed": 3, "threads": 1, **PUBLISHED[name]}
+    return NumbaTabularEngine(DOMAINS[name], strategy, runs=runs, **{**published, **options})
+
+
+def results(engine):
+    return torch.stack([engine.steps, engine.returns, engine.epsilons])
+
+
+@pytest.mark.parametrize("name", ["grid_world", "supply_chain"])
+def test_a_run_depends_on_seed_and_index_alone(name):
+    whole = small_engine(name)
+    whole.advance(600)
+    assert whole.finished
+    chunks = small_engine(name, threads=3)
+    while not chunks.finished:
+        chunks.advance(7)
+    torch.testing.assert_close(results(chunks), results(whole), rtol=0, atol=0)
+    torch.testing.assert_close(chunks.table, whole.table, rtol=0, atol=0)
+    part = small_engine(name, runs=2, first_run=3)
+    part.advance(600)
+    torch.testing.assert_close(results(part), results(whole)[:, 3:5], rtol=0, atol=0)
+    untested = small_engine(name, tests=0)
+    untested.advance(600)
+    torch.testing.assert_close(untested.table, whole.table, rtol=0, atol=0)
+    other = small_engine(name, seed=4)
+    other.advance(600)
+    assert not torch.equal(other.epsilons, whole.epsilons)
+    assert len(whole.epsilons.unique(dim=0)) == whole.runs
+
+
+@pytest.mark.parametrize("name", list(DOMAINS))
+def test_resuming_is_exact(name):
+    kernel = domain_kernel(DOMAINS[name], torch.float64)
+    build = lambda: strategies(kernel.num_states, kernel.num_actions)  # noqa: E731
+    whole = small_engine(name, 10, build())
+    whole.advance(600)
+    first = small_engine(name, 10, build())
+    first.advance(77)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = small_engine(name, 10, build(), seed=99)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    second.advance(523)
+    torch.testing.assert_close(results(second), results(whole), rtol=0, atol=0)
+    for key, value in whole.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[key], value, rtol=0, atol=0, equal_nan=True)
+
+
+def test_results_are_missing_until_the_episode_is_over():
+    engine = small_engine()
+    engine.advance(50)
+    done = torch.arange(12) < engine.episodes_done.unsqueeze(-1)
+    assert 0 < done.sum() < done.numel()
+    assert not engine.finished
+    assert torch.equal(results(engine).isfinite(), done.expand(3, -1, -1))
+
+
+def test_a_run_stops_after_enough_perfect_tests():
+    # On the supply-chain no episode ends early: every test is perfect, from the first on.
+    engine = small_engine("supply_chain", stop_after_perfect_tests=4)
+    engine.advance(4 * 50)
+    assert engine.finished
+    assert (engine.steps == 50).all()
+    assert torch.equal(engine.returns[:, 4:], engine.returns[:, 3:4].expand(-1, 8))
+    grid = small_engine(stop_after_perfect_tests=4)
+    grid.advance(600)
+    frozen = (grid.steps == 50).float().cumprod(-1)[:, 3].bool()
+    assert torch.equal(grid.epsilons[frozen, 4:], grid.epsilons[frozen, 3:4].expand(-1, 8))
+
+
+def test_supply_chain_return_is_discounted_and_grid_counts_steps():
+    silent = SupplyNetwork(demand_rate=(0.0,), initial_stocks=(10, 0), rho_max=0, ship_max=(0,))
+    engine = NumbaTabularEngine(
+        silent,
+        ConstantEpsilon(0.5, batch_shape=[1]),
+        runs=1,
+        episodes=1,
+        tests=3,
+        gamma=0.95,
+        learning_rate=0.6,
+        threads=1,
+    )
+    engine.advance(200)
+    assert engine.returns.item() == pytest.approx(-0.2 * (1 - 0.95**200) / 0.05, rel=1e-6)
+    assert engine.steps.item() == 200
+
+
+def test_plain_arrays_serve_as_a_strategy():
+    arrays = StrategyArrays(
+        family=np.full(6, kernels.CONSTANT),
+        parameters=np.tile([0.25, 0, 0, 0, 0], (6, 1)),
+        posterior=np.ones((6, 5)),
+        epsilons=np.zeros((1, 150)),
+        epsilons_row=np.zeros(6, np.int64),
+    )
+    plain, module = small_engine(strategy=arrays), ConstantEpsilon(0.25, batch_shape=[6])
+    wrapped = small_engine(strategy=module)
+    plain.advance(600)
+    wrapped.advance(600)
+    assert (plain.epsilons == 0.25).all()
+    assert torch.equal(results(plain), results(wrapped))
+
+
+@pytest.mark.parametrize("kind", ["zeros", "normal", "uniform"])
+def test_tables_start_as_asked(kind):
+    table = small_engine(table=kind, scale=0.2, runs=20).table
+    moments = {"zeros": (0, 0), "normal": (0, 0.2), "uniform": (0.1, 0.2 / 12**0.5)}[kind]
+    assert table.mean().item() == pytest.approx(moments[0], abs=0.01)
+    assert table.std().item() == pytest.approx(moments[1], rel=0.05)
+    given = torch.randn(20, 150, 4)
+    assert torch.equal(small_engine(table=given, runs=20).table, given)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runs": 0}, "runs must be at least 1"),
+        ({"episodes": 0}, "episodes must be at least 1"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"next_action": "never"}, "next_action must be 'before' or 'after'"),
+        ({"table": "ones"}, "table must be one of"),
+        ({"table": torch.zeros(6, 2, 2)}, r"table must have the shape \(6, 150, 4\)"),
+        ({"strategy": BMCEpsilon(batch_shape=[5])}, r"build it with batch_shape=\[6\]"),
+        ({"strategy": VDBEEpsilon(9, 1.0, 0.5, batch_shape=[6])}, "num_states=150"),
+        ({"strategy": BMCEpsilon(num_states=150, batch_shape=[6])}, "one posterior per run"),
+        (
+            {"strategy": BMCEpsilon(likelihood=GaussianLikelihood(1.0), batch_shape=[6])},
+            "Student-t",
+        ),
+        ({"strategy": LinearEpsilon(batch_shape=[6])}, "do not have LinearEpsilon"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_refused(change, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        small_engine(**change)
+
+
+def test_domains_the_kernels_do_not_have_are_refused():
+    with pytest.raises(ValueError, match="domain must be one of"):
+        domain_kernel("gridworld", torch.float32)
+    with pytest.raises(ValueError, match="one warehouse"):
+        domain_kernel(SupplyNetwork(demand_rate=(1.0, 1.0), initial_stocks=(1,)), torch.float32)
+    with pytest.raises(ValueError, match="physics_dtype"):
+        domain_kernel("cart_pole", torch.float16)
+
+
+def test_a_state_of_another_engine_is_refused():
+    engine = small_engine()
+    with pytest.raises(ValueError, match="another engine"):
+        engine.load_state_dict({})
+    with pytest.raises(ValueError, match="arguments it was saved with"):
+        engine.load_state_dict(small_engine(runs=7).state_dict())
+
+
+def test_bmc_on_the_grid_world_reproduces_the_published_curve():
+    """100 runs against the published mean curve: AUC 47.87 ± 0.12, ε .490 / .0113 / .0011."""
+    engine = NumbaTabularEngine(
+        "grid_world",
+        BMCEpsilon(1.0, 1.01, batch_shape=[100]),
+        runs=100,
+        episodes=500,
+        seed=1,
+        **PUBLISHED["grid_world"],
+    )
+    engine.advance(100_000)
+    scores = engine.steps.mean(-1)
+    error = np.hypot(0.12, scores.std().item() / 10)
+    assert abs(scores.mean().item() - 47.87) < 3 * error
+    assert (engine.steps[:, -50:] == 22).all()
+    epsilon = engine.epsilons.mean(0)[[9, 99, 499]]
+    torch.testing.assert_close(epsilon[:1], torch.tensor([0.490]).double(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        epsilon[1:], torch.tensor([0.0113, 0.0011]).double(), rtol=0.15, atol=0
+    )
