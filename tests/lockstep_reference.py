@@ -72,7 +72,7 @@ def make_network(env: BatchedEnv, runs: int = RUNS) -> QNetwork:
 
 
 class ReferenceDQN:
-    """ENGINE's order with the library's modules, drawing from the global generator."""
+    """The order of docs/protocol.md §2 with the library's modules and the global generator."""
 
     def __init__(self, domain: str, strategy: EpsilonStrategy, *, l2: float, mask_key: str) -> None:
         self.mask_key = mask_key
@@ -177,7 +177,7 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
 
 
 class ReferenceSarsa:
-    """Expected SARSA in ENGINE's order with the library's modules."""
+    """Expected SARSA in the order of docs/protocol.md §2, with the library's modules."""
 
     def __init__(self, domain: str, strategy: EpsilonStrategy, next_action: str) -> None:
         self.env = make_env(domain)

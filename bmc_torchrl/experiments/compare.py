@@ -4,7 +4,7 @@ Prints, for each strategy, ours and published with standard errors and z scores,
 the largest |z| by metric. Exit status: 0 if the median |z| over strategies is at most the threshold
 for every metric (AUC, first 100, last 50, ε at episodes 10, 100 and last), 1 if not, 2 if a file
 cannot be used. "exact" marks values that have no standard error on either side and agree. How the
-errors of correlated episodes are obtained is said in bmc_torchrl/comparison.py.
+errors of correlated episodes are obtained is said in bmc_torchrl/analysis/comparison.py.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
         prog="bmc compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: bmc compare results/grid_sarsa ../shared/published/grid_sarsa.xlsx",
+        epilog="example: bmc compare results/grid_sarsa published/grid_sarsa.xlsx",
     )
     parser.add_argument("results", type=Path, help="folder with curves.csv and summary.csv")
     parser.add_argument("published", type=Path, help="the authors' workbook, .xlsx")

@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
         prog="bmc figures",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: bmc figures results --published ../shared/published --out figures",
+        epilog="example: bmc figures results --published published --out figures",
     )
     parser.add_argument(
         "results",

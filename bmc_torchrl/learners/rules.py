@@ -156,7 +156,7 @@ class PublishedDQN(LearningRule):
         """See :class:`LearningRule`."""
         kept = transition.select("action", self.feature_key, ("next", self.feature_key))
         kept.set(("next", "reward"), transition.get(("next", "reward")))
-        # The published ε rejects masking where only the step limit ended the episode; see README.
+        # Not masked where only the step limit ended the episode: docs/protocol.md §4.
         kept.set(("next", "terminated"), transition.get(("next", "terminated")))
         # Without a device, TorchRL keeps the cursor that it reads on the host.
         self.replay.extend(kept.unsqueeze(-1).clear_device_())

@@ -1,4 +1,4 @@
-"""The published DQN for many runs at once (PROTOCOL §4)."""
+"""The published DQN for many runs at once (docs/protocol.md §4)."""
 
 from __future__ import annotations
 

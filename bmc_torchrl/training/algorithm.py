@@ -165,7 +165,7 @@ class NextAction(TensorDictModuleBase):  # type: ignore[misc]
     """A policy whose action was drawn before the last update, except at the start of an episode.
 
     The published expected SARSA draws a′ with the Q and ε of before it learns from the transition
-    that led to s′ (PROTOCOL §3).
+    that led to s′ (docs/protocol.md §3).
     """
 
     def __init__(self, acting: TensorDictSequential, runs: int) -> None:

@@ -173,7 +173,7 @@ def start_lanes(
 def advance_lane(
     m: Any, rule: Rule, lanes: Lanes, lane: int, steps: int, given: Array, scratch: Scratch
 ) -> None:
-    """Up to `steps` training steps of one lane, in the order of ENGINE: see `advance_lanes`."""
+    """Up to `steps` training steps of one lane, in the order of docs/protocol.md §2."""
     table, greedy, row_sum = lanes.table[lane], lanes.greedy[lane], lanes.row_sum[lane]
     physics, bits, posterior = lanes.physics[lane], lanes.bits[lane], lanes.posterior[lane]
     family, parameters = lanes.family[lane], lanes.parameters[lane]
