@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from fake_accelerator import HostSyncs, fake_accelerator
 from torchrl.envs import SerialEnv
 from torchrl.envs.utils import check_env_specs
 
@@ -17,7 +18,6 @@ from bmc_torchrl.envs import (
     supply_chain_step,
 )
 from bmc_torchrl.envs.uniforms import uniform
-from tests.fake_accelerator import HostSyncs, fake_accelerator
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # TorchRL warns about a class of its own.
