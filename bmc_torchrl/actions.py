@@ -24,8 +24,14 @@ __all__ = ["ActionLayout"]
 class ActionLayout(NamedTuple):
     """One or several discrete variables, as indices or one-hot vectors.
 
-    >>> ActionLayout.of(MultiCategorical([2, 3]))
-    ActionLayout(sizes=(2, 3), one_hot=False, multiple=True)
+    Args:
+        sizes (tuple of int): how many choices each variable has.
+        one_hot (bool): whether choices are one-hot vectors, side by side.
+        multiple (bool): whether the action has a dimension for its variables.
+
+    Examples:
+        >>> ActionLayout.of(MultiCategorical([2, 3]))
+        ActionLayout(sizes=(2, 3), one_hot=False, multiple=True)
     """
 
     sizes: tuple[int, ...]
@@ -34,7 +40,14 @@ class ActionLayout(NamedTuple):
 
     @classmethod
     def of(cls, spec: TensorSpec) -> ActionLayout:
-        """The layout of a discrete spec; other specs are a TypeError."""
+        """The layout of a discrete spec; other specs are a TypeError.
+
+        Args:
+            spec (TensorSpec): of the action itself, no Composite.
+
+        Returns:
+            Its layout.
+        """
         if isinstance(spec, MultiOneHot):
             return cls(tuple(int(box.n) for box in spec.space), one_hot=True, multiple=True)
         if isinstance(spec, OneHot):
@@ -54,30 +67,51 @@ class ActionLayout(NamedTuple):
         )
 
     def fits(self, action: Tensor) -> bool:
-        """Whether the last dimension of `action` is that of an action."""
+        """Whether a tensor's last dimension is that of an action.
+
+        Args:
+            action (Tensor): the tensor.
+        """
         if not (self.one_hot or self.multiple):
             return True
         size = sum(self.sizes) if self.one_hot else len(self.sizes)
         return action.ndim > 0 and action.shape[-1] == size
 
     def choices_shape(self, action: Tensor) -> torch.Size:
-        """Shape of one entry per choice that `action` could make: masks, action values."""
+        """Shape of what has one entry per choice: masks, action values.
+
+        Args:
+            action (Tensor): the action.
+
+        Returns:
+            ``[*batch, sum of sizes]``.
+        """
         batch = action.shape[:-1] if self.one_hot or self.multiple else action.shape
         return torch.Size((*batch, sum(self.sizes)))
 
     def index_shape(self, action: Tensor) -> torch.Size:
-        """Shape of one uniform draw per choice that `action` makes."""
+        """Shape of one uniform draw per variable.
+
+        Args:
+            action (Tensor): the action.
+
+        Returns:
+            ``[*batch]`` or ``[*batch, variables]``.
+        """
         if not self.one_hot:
             return action.shape
         return torch.Size((*action.shape[:-1], *([len(self.sizes)] if self.multiple else [])))
 
     def from_uniform(self, draws: Tensor, mask: Tensor | None, like: Tensor) -> Tensor:
-        """Uniform legal actions, in the shape and dtype of `like`.
+        """Uniform legal actions.
 
         Args:
-            draws: uniform on [0, 1), of :meth:`index_shape`.
-            mask: ``[*batch, sum of sizes]``, True where legal.
-            like: the action to replace.
+            draws (Tensor): uniform on [0, 1), of :meth:`index_shape`.
+            mask (Tensor, optional): ``[*batch, sum of sizes]``, True where legal.
+            like (Tensor): the action to replace.
+
+        Returns:
+            Actions in the shape and dtype of `like`.
         """
         columns = draws.unbind(-1) if self.multiple else (draws,)
         masks: Sequence[Tensor | None] = [None] * len(self.sizes)
@@ -92,14 +126,32 @@ class ActionLayout(NamedTuple):
     def from_softmax(
         self, logits: Tensor, draws: Tensor, mask: Tensor | None, like: Tensor
     ) -> Tensor:
-        """Actions drawn from softmax(logits) over the legal ones, by the Gumbel-max trick."""
+        """Legal actions drawn from softmax(logits), by the Gumbel-max trick.
+
+        Args:
+            logits (Tensor): ``[*batch, size]``.
+            draws (Tensor): uniform on [0, 1), of the same shape.
+            mask (Tensor, optional): of the same shape, True where legal.
+            like (Tensor): the action to replace.
+
+        Returns:
+            Actions in the shape and dtype of `like`.
+        """
         perturbed = logits - torch.log(-torch.log1p(-draws))
         if mask is not None:
             perturbed = perturbed.masked_fill(~mask, -torch.inf)
         return self._encode([perturbed.argmax(-1)], like)
 
     def has_legal(self, mask: Tensor, like: Tensor) -> Tensor:
-        """Where every variable has a legal choice, broadcastable to `like`."""
+        """Where every variable has a legal choice.
+
+        Args:
+            mask (Tensor): ``[*batch, sum of sizes]``, True where legal.
+            like (Tensor): the action.
+
+        Returns:
+            bool, broadcastable to `like`.
+        """
         parts = torch.split(mask, list(self.sizes), -1)
         legal = torch.stack([part.any(-1) for part in parts]).all(0)
         return legal if like.ndim == legal.ndim else legal.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""The drop-in for TorchRL's ``EGreedyModule``, and the returns it learns from."""
+"""``EGreedyModule`` for discrete actions with an ε that adapts, and the returns it learns from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
 
 from bmc_torchrl.actions import ActionLayout
-from bmc_torchrl.functional import greedy_return, uniform_return
+from bmc_torchrl.functional import categorical_mean, greedy_return, uniform_return
 from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
 
 __all__ = ["AdaptiveEGreedyModule", "OneStepReturns"]
@@ -26,33 +26,52 @@ _FORGOTTEN = (
 
 
 class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
-    r"""ε-greedy exploration whose ε is decided by a strategy, in place of ``EGreedyModule``.
+    r"""ε-greedy exploration whose ε is decided by a strategy.
 
-    With probability ε the action is replaced by a random legal one, and the ε it was taken with is
-    written beside it. Exploration happens where ``EGreedyModule``'s would: when TorchRL's
-    exploration type is ``RANDOM`` or unset; otherwise the recorded ε is zero, which it never is
-    where the policy explores (the least it records is the smallest normal number).
+    A drop-in for ``EGreedyModule``, *for discrete actions*. With probability ε the action is
+    replaced by a random legal one. Beside it are written the ε it was taken with, and a mark that
+    it was taken by this policy: False in what a collector fills in for frames that it draws at
+    random (``init_random_frames``). :meth:`update` learns from marked frames only; data without the
+    mark count whole.
+
+    Exploration happens where ``EGreedyModule``'s would: when TorchRL's exploration type is
+    ``RANDOM`` or unset. Otherwise the action stays, the recorded ε is zero and the mark False:
+    greedy frames, such as an evaluation's, teach nothing.
 
     Args:
-        spec: the action spec (Categorical, OneHot, MultiCategorical, MultiOneHot or Binary, or a
-            Composite that holds it), or None to set :attr:`spec` later.
-        strategy: the source of ε, ε-BMC with the paper's grid-world prior by default.
-        action_key: where the action is; nested keys explore per element of the sub-tensordict.
-        action_mask_key: where the mask of legal actions is. A row without a legal action keeps the
-            action it has.
-        epsilon_key: where ε is recorded, beside the action by default.
-        explore: what replaces the action: ``"uniform"``, or ``"softmax"``, a draw from
-            softmax(Q / temperature).
-        temperature: of the softmax.
-        action_value_key: where the softmax finds Q, beside the action by default.
-        device: where to put the strategy.
+        spec (TensorSpec, optional): the action spec (Categorical, OneHot, MultiCategorical,
+            MultiOneHot or Binary, or a Composite that holds it), or None to set :attr:`spec` later.
+        strategy (EpsilonStrategy, optional): the source of ε. Default: ε-BMC with the paper's
+            grid-world prior.
+        action_key (NestedKey, optional): where the action is; nested keys explore per element of
+            the sub-tensordict. Default: ``"action"``.
+        action_mask_key (NestedKey, optional): where the mask of legal actions is. A row without a
+            legal action keeps the action it has. Default: all actions are legal.
+        epsilon_key (NestedKey, optional): where ε is recorded. Default: ``"epsilon"`` beside the
+            action.
+        taken_key (NestedKey, optional): where the mark is. Default: ``"taken"`` beside the action.
+        explore (str, optional): what replaces the action: ``"uniform"``, or ``"softmax"``, a draw
+            from softmax(Q / temperature). Default: ``"uniform"``.
+        temperature (float, optional): of the softmax. Default: 1.
+        action_value_key (NestedKey, optional): where the softmax finds Q. Default:
+            ``"action_value"`` beside the action.
+        device (torch.device or str, optional): where to put the strategy.
 
-    >>> from tensordict import TensorDict
-    >>> from torchrl.data import Categorical
-    >>> explore = AdaptiveEGreedyModule(Categorical(4), BMCEpsilon(alpha0=1.0, beta0=1.01))
-    >>> td = explore(TensorDict({"action": torch.zeros(3, dtype=torch.int64)}, [3]))
-    >>> td["epsilon"]
-    tensor([0.4975, 0.4975, 0.4975])
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import Categorical
+        >>> explore = AdaptiveEGreedyModule(Categorical(4), BMCEpsilon(alpha0=1.0, beta0=1.01))
+        >>> td = explore(TensorDict({"action": torch.zeros(3, dtype=torch.int64)}, [3]))
+        >>> td["epsilon"], td["taken"]
+        (tensor([0.4975, 0.4975, 0.4975]), tensor([True, True, True]))
+        >>> explore
+        AdaptiveEGreedyModule(
+            strategy=BMCEpsilon(
+              eps=0.4975, batch_shape=(), alpha=1, beta=1.01
+              (likelihood): StudentTLikelihood(mu0=0, tau0=1, a0=500, b0=500)
+            ),
+            in_keys=['action'],
+            out_keys=['action', 'epsilon', 'taken'])
     """
 
     PATIENCE = 10_000
@@ -66,6 +85,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         action_key: NestedKey = "action",
         action_mask_key: NestedKey | None = None,
         epsilon_key: NestedKey | None = None,
+        taken_key: NestedKey | None = None,
         explore: Literal["uniform", "softmax"] = "uniform",
         temperature: float = 1.0,
         action_value_key: NestedKey | None = None,
@@ -82,19 +102,17 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             raise ValueError(f"temperature must be positive and finite, got {temperature}.")
         self.action_key, self.action_mask_key = action_key, action_mask_key
         self.epsilon_key = epsilon_key or _beside(action_key, "epsilon")
+        self.taken_key = taken_key or _beside(action_key, "taken")
         self.action_value_key = action_value_key or _beside(action_key, "action_value")
         self.explore, self.temperature = explore, temperature
         self.strategy = strategy if strategy is not None else BMCEpsilon()
-        for part in self.strategy.modules():
-            if isinstance(part, EpsilonStrategy):
-                part.epsilon_key = self.epsilon_key
         optional = [
             action_mask_key,
             self.action_value_key if explore == "softmax" else None,
             self.strategy.state_key,
         ]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
-        self.out_keys = [action_key, self.epsilon_key]
+        self.out_keys = [action_key, self.epsilon_key, self.taken_key]
         self._uses, self._first_eps = 0, self.strategy.eps.clone()
         self._spec: TensorSpec | None = None
         self._layout: ActionLayout | None = None
@@ -131,32 +149,47 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         return self.strategy.eps
 
     def update(self, transition: TensorDictBase) -> None:
-        """Let the strategy learn from collected data, ``[*batch]`` or ``[*batch, time]``."""
+        """Let the strategy learn from collected data.
+
+        Args:
+            transition (TensorDictBase): ``[*batch]`` or ``[*batch, time]``.
+        """
         # Inference mode is the cheaper one, and does not compile.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
-            self.strategy.update(transition)
+            self.strategy.update(transition, transition.get(self.taken_key, None))
 
     def step(self, frames: int = 1) -> None:
-        """``EGreedyModule``'s clock, for strategies that anneal by frames."""
+        """``EGreedyModule``'s clock, for strategies that anneal by frames.
+
+        Args:
+            frames (int, optional): how many have passed. Default: 1.
+        """
         self._count_use()
         self.strategy.step(frames)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Replace the action with probability ε, and record ε."""
+        """Replace the action with probability ε, and record ε and the mark.
+
+        Args:
+            tensordict (TensorDictBase): what the Q-actor leaves behind.
+
+        Returns:
+            `tensordict`.
+        """
         acting = tensordict
         if isinstance(self.action_key, tuple) and len(self.action_key) > 1:
             acting = tensordict.get(self.action_key[:-1])
         if exploration_type() not in (ExplorationType.RANDOM, None):
-            zeros = torch.zeros(acting.batch_size, device=next(self.buffers()).device)
-            return tensordict.set(self.epsilon_key, zeros)
+            action = tensordict.get(self.action_key, None)
+            device = tensordict.device if action is None else action.device
+            zeros = torch.zeros(acting.batch_size, device=device)
+            tensordict.set(self.epsilon_key, zeros)
+            return tensordict.set(self.taken_key, torch.zeros_like(zeros, dtype=torch.bool))
         self._count_use()
         action = self._checked_action(tensordict)
         epsilon = self._epsilon(tensordict, acting)
         if action.device != epsilon.device:
-            raise RuntimeError(
-                f"The action is on {action.device} and the exploration module on {epsilon.device}: "
-                f"move the module with .to({str(action.device)!r})."
-            )
+            epsilon = self._moved(epsilon, action.device)
         mask = None if self.action_mask_key is None else self._mask(tensordict, action)
         coin, random = self._draw(tensordict, action, mask, acting.batch_size)
         explores = coin < epsilon
@@ -165,9 +198,9 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if mask is not None:
             explores = explores & self._layout_of().has_legal(mask, action)
         tensordict.set(self.action_key, torch.where(explores, random, action))
-        # Exactly zero is the mark of a frame that this policy did not take.
-        tensordict.set(self.epsilon_key, epsilon.clamp(min=torch.finfo(epsilon.dtype).tiny))
-        return tensordict
+        # A copy: ε may be a view of what the strategy remembers.
+        tensordict.set(self.epsilon_key, epsilon.clone())
+        return tensordict.set(self.taken_key, torch.ones_like(coin, dtype=torch.bool))
 
     def _layout_of(self) -> ActionLayout:
         if self._layout is None:
@@ -231,6 +264,15 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             )
         return epsilon if epsilon.shape == shape else expand_right(epsilon, shape)
 
+    def _moved(self, epsilon: Tensor, device: torch.device) -> Tensor:
+        """ε on the action's device, if the strategy has nothing that could be there already."""
+        if next(self.strategy.buffers(), None) is None:
+            return epsilon.to(device)
+        raise RuntimeError(
+            f"The action is on {device} and the exploration module on {epsilon.device}: "
+            f"move the module with .to({str(device)!r})."
+        )
+
     def _draw(
         self,
         tensordict: TensorDictBase,
@@ -250,10 +292,10 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
 
     def _count_use(self) -> None:
         """Warn, once, if the update seems to be forgotten: in a worker, too, ε says so."""
-        if torch.compiler.is_compiling() or not self.strategy.needs_update:
+        if torch.compiler.is_compiling():
             return
         self._uses += 1
-        if self._uses != self.PATIENCE:
+        if self._uses != self.PATIENCE or not self.strategy.needs_update:
             return
         eps = self.eps
         if eps.equal(self._first_eps.to(eps.device)):
@@ -270,25 +312,34 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
     ``MultiStep`` wrote ``"steps_to_next_obs"``.
 
     Args:
-        q_actor: what writes the action values of an observation, without exploration.
-        gamma: discount factor.
-        reward_key: where the reward is, below ``"next"``.
-        terminated_key: where the end of the episode is, below ``"next"``; None to bootstrap from
-            terminal states too, as the published data do.
-        action_value_key: where `q_actor` writes Q.
-        action_mask_key: where the legal actions are, below ``"next"``; taken from the Q-actor's
-            QValueModule by default.
-        greedy_return_key: where :math:`G^Q` goes.
-        uniform_return_key: where :math:`G^U` goes.
+        q_actor (TensorDictModuleBase): what writes the action values of an observation, without
+            exploration.
+        gamma (float): discount factor.
+        reward_key (NestedKey, optional): where the reward is, below ``"next"``.
+            Default: ``"reward"``.
+        terminated_key (NestedKey, optional): where the end of the episode is, below ``"next"``;
+            None to bootstrap from terminal states too, as the published data do.
+            Default: ``"terminated"``.
+        action_value_key (NestedKey, optional): where `q_actor` writes Q.
+            Default: ``"action_value"``.
+        action_mask_key (NestedKey, optional): where the legal actions are, below ``"next"``.
+            Default: taken from the Q-actor's QValueModule.
+        greedy_return_key (NestedKey, optional): where :math:`G^Q` goes.
+            Default: ``"greedy_return"``.
+        uniform_return_key (NestedKey, optional): where :math:`G^U` goes.
+            Default: ``"uniform_return"``.
 
-    >>> from tensordict import TensorDict
-    >>> from torchrl.modules import QValueActor
-    >>> q_actor = QValueActor(nn.Linear(3, 2), in_keys=["observation"], action_space="categorical")
-    >>> returns = OneStepReturns(q_actor, gamma=0.9)
-    >>> end = {"observation": torch.ones(3), "reward": torch.ones(1)}
-    >>> end["terminated"] = torch.ones(1, dtype=torch.bool)
-    >>> returns(TensorDict({"next": end}))["greedy_return"]
-    tensor(1.)
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.modules import QValueActor
+        >>> q_actor = QValueActor(
+        ...     nn.Linear(3, 2), in_keys=["observation"], action_space="categorical"
+        ... )
+        >>> returns = OneStepReturns(q_actor, gamma=0.9)
+        >>> end = {"observation": torch.ones(3), "reward": torch.ones(1)}
+        >>> end["terminated"] = torch.ones(1, dtype=torch.bool)
+        >>> returns(TensorDict({"next": end}))["greedy_return"]
+        tensor(1.)
     """
 
     def __init__(
@@ -321,7 +372,14 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write both returns, each of the action values' leading shape."""
+        """Write both returns, each of the action values' leading shape.
+
+        Args:
+            tensordict (TensorDictBase): transitions ``[*batch]``.
+
+        Returns:
+            `tensordict`.
+        """
         missing = [key for key in self.in_keys if tensordict.get(key, None) is None]
         if missing:
             raise KeyError(
@@ -348,14 +406,19 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
         return tensordict
 
     def next_action_value(self, after: TensorDictBase) -> Tensor:
-        """Q(s′, ·), ``[*batch, actions]``, of the ``"next"`` part of a transition."""
+        """Q(s′, ·) of a transition.
+
+        Args:
+            after (TensorDictBase): its ``"next"`` part, ``[*batch]``.
+
+        Returns:
+            ``[*batch, actions]``.
+        """
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             written = self.q_actor(after.select(*self.q_actor.in_keys, strict=False))
         value: Tensor = written.get(self.action_value_key)
         support = _attribute(self.q_actor, "support")
-        if support is not None:
-            value = (value.exp() * support.unsqueeze(-1)).sum(-2)
-        return value
+        return value if support is None else categorical_mean(value, support)
 
     def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> float | Tensor:
         steps = tensordict.get("steps_to_next_obs", None)

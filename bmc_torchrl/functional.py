@@ -18,8 +18,8 @@ __all__ = [
     "beta_moment_match",
     "beta_quantile",
     "bootstrapped_return",
+    "categorical_mean",
     "epsilon_greedy_action",
-    "epsilon_greedy_probabilities",
     "gaussian_log_evidence_ratio",
     "geometric_decay",
     "greedy_return",
@@ -28,11 +28,9 @@ __all__ = [
     "mixture_return",
     "power_decay",
     "precision_posterior",
-    "sarsa_return",
     "student_t_log_evidence_ratio",
     "uniform_return",
     "vdbe_epsilon",
-    "welford_merge",
     "welford_update",
 ]
 
@@ -42,7 +40,19 @@ def bootstrapped_return(
 ) -> Tensor:
     r"""One-step return :math:`r' + \gamma v(s')`, without the bootstrap where `terminated`.
 
-    All arguments have shape ``[*batch]``.
+    Args:
+        reward (Tensor): ``[*batch]``.
+        next_value (Tensor): value of :math:`s'`, ``[*batch]``.
+        gamma (float or Tensor): discount factor.
+        terminated (Tensor, optional): ``[*batch]``, True where the episode ended in :math:`s'`.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> reward, ended = torch.ones(2), torch.tensor([False, True])
+        >>> bootstrapped_return(reward, torch.full([2], 4.0), 0.5, ended)
+        tensor([3., 1.])
     """
     if terminated is not None:
         next_value = torch.where(terminated, torch.zeros_like(next_value), next_value)
@@ -60,11 +70,19 @@ def greedy_return(
     r"""Q-learning's return :math:`G^Q = r' + \gamma \max_{a'} Q(s', a')` ([GSL19], Eq. (1)).
 
     Args:
-        reward: ``[*batch]``.
-        next_action_value: ``[*batch, actions]``.
-        gamma: discount factor.
-        terminated: ``[*batch]``, True where the episode ended in :math:`s'`.
-        action_mask: ``[*batch, actions]``, True for the legal actions of :math:`s'`.
+        reward (Tensor): ``[*batch]``.
+        next_action_value (Tensor): ``[*batch, actions]``.
+        gamma (float or Tensor): discount factor.
+        terminated (Tensor, optional): ``[*batch]``, True where the episode ended in :math:`s'`.
+        action_mask (Tensor, optional): ``[*batch, actions]``, True for the legal actions of
+            :math:`s'`.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> greedy_return(torch.tensor(1.0), torch.tensor([2.0, 4.0]), 0.5)
+        tensor(3.)
     """
     if action_mask is not None:
         next_action_value = next_action_value.masked_fill(~action_mask, -torch.inf)
@@ -81,7 +99,22 @@ def uniform_return(
 ) -> Tensor:
     r"""The uniform model's return :math:`G^U`: the mean of Q(s′, ·) instead of its maximum.
 
-    [GSL19], Eq. (6). Arguments as in :func:`greedy_return`; the mean is over the legal actions.
+    [GSL19], Eq. (6).
+
+    Args:
+        reward (Tensor): ``[*batch]``.
+        next_action_value (Tensor): ``[*batch, actions]``.
+        gamma (float or Tensor): discount factor.
+        terminated (Tensor, optional): ``[*batch]``, True where the episode ended in :math:`s'`.
+        action_mask (Tensor, optional): ``[*batch, actions]``, True for the legal actions of
+            :math:`s'`; the mean is over these.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> uniform_return(torch.tensor(1.0), torch.tensor([2.0, 4.0]), 0.5)
+        tensor(2.5000)
     """
     if action_mask is None:
         mean = next_action_value.mean(-1)
@@ -91,50 +124,57 @@ def uniform_return(
     return bootstrapped_return(reward, mean, gamma, terminated)
 
 
-def sarsa_return(
-    reward: Tensor,
-    next_action_value: Tensor,
-    next_action: Tensor,
-    gamma: float | Tensor,
-    *,
-    terminated: Tensor | None = None,
-) -> Tensor:
-    r"""SARSA's return :math:`r' + \gamma Q(s', a')` ([GSL19], Eq. (2)), `next_action` an index."""
-    chosen = next_action_value.gather(-1, next_action.unsqueeze(-1)).squeeze(-1)
-    return bootstrapped_return(reward, chosen, gamma, terminated)
-
-
 def mixture_return(greedy_return: Tensor, uniform_return: Tensor, epsilon: Tensor) -> Tensor:
     r"""Expected SARSA's return :math:`G = (1-\varepsilon)G^Q + \varepsilon G^U`.
 
     [GSL19], Eqs. (3) and (5).
+
+    Args:
+        greedy_return (Tensor): ``[*batch]``.
+        uniform_return (Tensor): ``[*batch]``.
+        epsilon (Tensor): ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> mixture_return(torch.tensor(3.0), torch.tensor(1.0), torch.tensor(0.25))
+        tensor(2.5000)
     """
     return greedy_return + epsilon * (uniform_return - greedy_return)
 
 
-def epsilon_greedy_probabilities(
-    action_value: Tensor, epsilon: Tensor, action_mask: Tensor | None = None
-) -> Tensor:
-    r"""The ε-greedy policy :math:`\pi^\varepsilon(a \mid s)` ([GSL19], Eq. (4)).
+def categorical_mean(log_probabilities: Tensor, support: Tensor) -> Tensor:
+    """Action values of C51: the mean of a categorical distribution over the values of its atoms.
 
     Args:
-        action_value: ``[*batch, actions]``; ties go to the first index.
-        epsilon: ``[*batch]``.
-        action_mask: ``[*batch, actions]``, True for legal actions.
+        log_probabilities (Tensor): ``[*batch, atoms, actions]``.
+        support (Tensor): the values of the atoms, ``[atoms]``.
+
+    Returns:
+        ``[*batch, actions]``.
+
+    Examples:
+        >>> log_probabilities = torch.tensor([[0.5, 0.25], [0.5, 0.75]]).log()
+        >>> categorical_mean(log_probabilities, torch.tensor([0.0, 4.0]))
+        tensor([2., 3.])
     """
-    legal = torch.ones_like(action_value, dtype=torch.bool) if action_mask is None else action_mask
-    greedy = action_value.masked_fill(~legal, -torch.inf).argmax(-1, keepdim=True)
-    epsilon = epsilon.unsqueeze(-1)
-    uniform = epsilon * legal / legal.sum(-1, keepdim=True)
-    return uniform.scatter_add(-1, greedy, (1 - epsilon).expand(greedy.shape).to(uniform.dtype))
+    return (log_probabilities.exp() * support.unsqueeze(-1)).sum(-2)
 
 
 def legal_action_at(uniform: Tensor, action_mask: Tensor) -> Tensor:
     """The legal action at quantile `uniform` ∈ [0, 1) of the uniform law over legal actions.
 
     Args:
-        uniform: ``[*batch]``.
-        action_mask: ``[*batch, actions]``; a row without a legal action gives index 0.
+        uniform (Tensor): ``[*batch]``.
+        action_mask (Tensor): ``[*batch, actions]``; a row without a legal action gives index 0.
+
+    Returns:
+        int64 ``[*batch]``.
+
+    Examples:
+        >>> legal_action_at(torch.tensor([0.1, 0.9]), torch.tensor([True, False, True]))
+        tensor([0, 2])
     """
     rank = (uniform * action_mask.sum(-1)).long()
     before = action_mask.cumsum(-1) <= rank.unsqueeze(-1)
@@ -144,20 +184,38 @@ def legal_action_at(uniform: Tensor, action_mask: Tensor) -> Tensor:
 def epsilon_greedy_action(
     greedy_action: Tensor, epsilon: Tensor, draws: Tensor, num_actions: int | Tensor
 ) -> Tensor:
-    """The ε-greedy action, from two uniform draws.
+    """The ε-greedy action ([GSL19], Eq. (4)), from two uniform draws.
 
     Args:
-        greedy_action: ``[*batch]`` index of the greedy action.
-        epsilon: ``[*batch]``.
-        draws: ``[2, *batch]`` uniform on [0, 1): the coin, and which action.
-        num_actions: how many actions there are.
+        greedy_action (Tensor): index of the greedy action, ``[*batch]``.
+        epsilon (Tensor): ``[*batch]``.
+        draws (Tensor): uniform on [0, 1), ``[2, *batch]``: the coin, and which action.
+        num_actions (int or Tensor): how many actions there are.
+
+    Returns:
+        int64 ``[*batch]``.
+
+    Examples:
+        >>> draws = torch.tensor([[0.2, 0.6], [0.9, 0.9]])
+        >>> epsilon_greedy_action(torch.tensor([1, 1]), torch.tensor(0.5), draws, 4)
+        tensor([3, 1])
     """
     coin, which = draws.unbind(0)
     return torch.where(coin < epsilon, (which * num_actions).long(), greedy_action)
 
 
 class Moments(NamedTuple):
-    """Running number, mean and sum of squared deviations of a stream, each ``[*batch]``."""
+    """Running number, mean and sum of squared deviations of a stream.
+
+    Args:
+        num (Tensor): how many observations, ``[*batch]``.
+        mean (Tensor): their mean, ``[*batch]``.
+        m2 (Tensor): sum of their squared deviations from it, ``[*batch]``.
+
+    Examples:
+        >>> Moments(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(8.0)).variance
+        tensor(4.)
+    """
 
     num: Tensor
     mean: Tensor
@@ -170,7 +228,23 @@ class Moments(NamedTuple):
 
 
 def welford_update(moments: Moments, observation: Tensor, taken: Tensor | None = None) -> Moments:
-    """`moments` after one more observation (Welford 1962), unchanged where not `taken`."""
+    """Moments after one more observation (Welford 1962).
+
+    Args:
+        moments (Moments): those so far, ``[*batch]``.
+        observation (Tensor): ``[*batch]``.
+        taken (Tensor, optional): ``[*batch]``, False where there is no observation.
+
+    Returns:
+        The new moments, unchanged where not `taken`.
+
+    Examples:
+        >>> moments = Moments(*torch.zeros(3))
+        >>> for observation in torch.tensor([1.0, 3.0]):
+        ...     moments = welford_update(moments, observation)
+        >>> moments.mean, moments.variance
+        (tensor(2.), tensor(2.))
+    """
     if taken is None:
         taken = torch.ones_like(moments.num, dtype=torch.bool)
     count = moments.num + taken
@@ -181,23 +255,33 @@ def welford_update(moments: Moments, observation: Tensor, taken: Tensor | None =
     )
 
 
-def welford_merge(first: Moments, second: Moments) -> Moments:
-    """`Moments` of two streams together, exactly as if they had been one (Chan et al. 1979)."""
-    count = first.num + second.num
-    share = second.num / count.clamp(min=1)
-    gap = second.mean - first.mean
-    return Moments(
-        count, first.mean + gap * share, first.m2 + second.m2 + gap**2 * first.num * share
-    )
-
-
 def precision_posterior(
-    moments: Moments, mu0: float, tau0: float, a0: float, b0: float
+    moments: Moments,
+    mu0: float | Tensor,
+    tau0: float | Tensor,
+    a0: float | Tensor,
+    b0: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""Gamma posterior :math:`(a, b)` of the returns' precision ([GSL19], Eq. (9))."""
+    r"""Gamma posterior :math:`(a, b)` of the returns' precision ([GSL19], Eq. (9)).
+
+    Args:
+        moments (Moments): of the returns, ``[*batch]``.
+        mu0 (float or Tensor): prior mean of their mean.
+        tau0 (float or Tensor): how many returns the prior mean is worth.
+        a0 (float or Tensor): prior shape of their precision.
+        b0 (float or Tensor): prior rate of their precision.
+
+    Returns:
+        Shape and rate, ``[*batch]`` each.
+
+    Examples:
+        >>> first = Moments(torch.tensor(1.0), torch.tensor(4.0), torch.tensor(0.0))
+        >>> precision_posterior(first, mu0=0.0, tau0=1.0, a0=500.0, b0=500.0)
+        (tensor(500.5000), tensor(504.))
+    """
     half = moments.num / 2
     shift = (moments.mean - mu0).square()
-    scatter = torch.addcdiv(moments.variance, shift, moments.num + tau0, value=tau0)
+    scatter = torch.addcdiv(moments.variance, tau0 * shift, moments.num + tau0)
     return half + a0, half * scatter + b0
 
 
@@ -210,14 +294,23 @@ def student_t_log_evidence_ratio(
     :math:`G = (1-\varepsilon)G^Q + \varepsilon G^U`. Only the gap :math:`\Delta = G^Q - G^U` and
     :math:`\tau = 1 - 2\varepsilon = (\beta - \alpha) / (\alpha + \beta)` remain:
     :math:`-(a + \tfrac12)\log\bigl(1 + \tau\Delta^2 / (2b + \varepsilon^2\Delta^2)\bigr)`. Where
-    :math:`\varepsilon > \tfrac12` the two models change places, lest the logarithm cancel.
+    :math:`\varepsilon > \tfrac12` the two models change places, so that the logarithm does not
+    cancel.
 
     Args:
-        gap: greedy minus uniform return, ``[*batch]``.
-        alpha: posterior parameter of ε, ``[*batch]``.
-        beta: posterior parameter of ε, ``[*batch]``.
-        a: shape of the precision's posterior, ``[*batch]``.
-        b: rate of the precision's posterior, ``[*batch]``.
+        gap (Tensor): greedy minus uniform return, ``[*batch]``.
+        alpha (Tensor): posterior parameter of ε, ``[*batch]``.
+        beta (Tensor): posterior parameter of ε, ``[*batch]``.
+        a (Tensor): shape of the precision's posterior, ``[*batch]``.
+        b (Tensor): rate of the precision's posterior, ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> one, many = torch.tensor(1.0), torch.tensor(500.0)
+        >>> student_t_log_evidence_ratio(torch.tensor(2.0), one, 3 * one, many, many)
+        tensor(-0.9998)
     """
     total = alpha + beta
     smaller, lead = torch.minimum(alpha, beta) / total, (alpha - beta) / total
@@ -232,7 +325,21 @@ def gaussian_log_evidence_ratio(
 ) -> Tensor:
     r""":math:`\log e^U - \log e^Q = -\tau\Delta^2 / (2\sigma^2)` for Gaussian returns.
 
-    [GSL19], Eq. (7); arguments as in :func:`student_t_log_evidence_ratio`.
+    [GSL19], Eq. (7), in the notation of :func:`student_t_log_evidence_ratio`.
+
+    Args:
+        gap (Tensor): greedy minus uniform return, ``[*batch]``.
+        alpha (Tensor): posterior parameter of ε, ``[*batch]``.
+        beta (Tensor): posterior parameter of ε, ``[*batch]``.
+        variance (Tensor): of the returns, ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> one = torch.tensor(1.0)
+        >>> gaussian_log_evidence_ratio(2 * one, one, 3 * one, one)
+        tensor(-1.)
     """
     return -(beta - alpha) / (alpha + beta) * gap**2 / (2 * variance)
 
@@ -256,9 +363,17 @@ def beta_moment_match(
     :math:`\beta`, to the last bit. Neither weight ever halves, so the subtraction is safe.
 
     Args:
-        alpha: ``[*batch]``.
-        beta: ``[*batch]``.
-        log_evidence_ratio: :math:`\log e^U - \log e^Q`, ``[*batch]``.
+        alpha (Tensor): ``[*batch]``.
+        beta (Tensor): ``[*batch]``.
+        log_evidence_ratio (Tensor): :math:`\log e^U - \log e^Q`, ``[*batch]``.
+
+    Returns:
+        The new :math:`\alpha` and :math:`\beta`, ``[*batch]`` each.
+
+    Examples:
+        >>> one = torch.tensor(1.0)
+        >>> beta_moment_match(one, one, torch.tensor(-torch.inf))
+        (tensor(1.), tensor(2.))
     """
     e_u, e_q = log_evidence_ratio.clamp(max=0).exp(), (-log_evidence_ratio).clamp(max=0).exp()
     u, g = alpha * e_u, beta * e_q
@@ -277,6 +392,18 @@ def beta_quantile(alpha: Tensor, beta: Tensor, probability: float) -> Tensor:
 
     In :math:`x = \log w/(1-w)` the density is smooth with one mode, so the trapezoidal rule on a
     grid that widens away from the mode serves every :math:`\alpha, \beta > 0`.
+
+    Args:
+        alpha (Tensor): ``[*batch]``.
+        beta (Tensor): ``[*batch]``.
+        probability (float): of a smaller value.
+
+    Returns:
+        float64 ``[*batch]``.
+
+    Examples:
+        >>> beta_quantile(torch.tensor(2.0), torch.tensor(2.0), 0.5)
+        tensor(0.5000, dtype=torch.float64)
     """
     alpha, beta = alpha.double().unsqueeze(-1), beta.double().unsqueeze(-1)
     width = ((alpha + beta) / (alpha * beta)).sqrt()
@@ -300,23 +427,75 @@ def vdbe_epsilon(
 
     :math:`\varepsilon \leftarrow \delta f + (1-\delta)\varepsilon` with
     :math:`f = (1 - e^{-|\Delta Q|/\sigma}) / (1 + e^{-|\Delta Q|/\sigma})`.
+
+    Args:
+        epsilon (Tensor): ε of that state so far, ``[*batch]``.
+        value_change (Tensor): :math:`\Delta Q`, ``[*batch]``.
+        sigma (float or Tensor): inverse sensitivity.
+        delta (float or Tensor): step size.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> vdbe_epsilon(torch.tensor(0.5), torch.tensor(0.0), sigma=1.0, delta=0.25)
+        tensor(0.3750)
     """
     return delta * torch.tanh(value_change.abs() / (2 * sigma)) + (1 - delta) * epsilon
 
 
 def geometric_decay(initial: Tensor, rate: Tensor, episodes: Tensor) -> Tensor:
-    r""":math:`\varepsilon_k = \varepsilon_0 \rho^k` after `episodes` finished episodes."""
+    r""":math:`\varepsilon_k = \varepsilon_0 \rho^k` after :math:`k` finished episodes.
+
+    Args:
+        initial (Tensor): :math:`\varepsilon_0`, ``[*batch]``.
+        rate (Tensor): :math:`\rho`, ``[*batch]``.
+        episodes (Tensor): :math:`k`, ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> geometric_decay(torch.tensor(0.5), torch.tensor(0.5), torch.arange(3))
+        tensor([0.5000, 0.2500, 0.1250])
+    """
     return initial * rate**episodes
 
 
 def power_decay(initial: Tensor, power: Tensor, episodes: Tensor, first_index: int = 1) -> Tensor:
-    r""":math:`\varepsilon_k = \varepsilon_0 (k + 1)^{-p}` after :math:`k` finished `episodes`.
+    r""":math:`\varepsilon_k = \varepsilon_0 (k + 1)^{-p}` after :math:`k` finished episodes.
 
-    With ``first_index=0`` the base is :math:`\max(k, 1)`, as in the published data.
+    Args:
+        initial (Tensor): :math:`\varepsilon_0`, ``[*batch]``.
+        power (Tensor): :math:`p`, ``[*batch]``.
+        episodes (Tensor): :math:`k`, ``[*batch]``.
+        first_index (int, optional): what is added to :math:`k`; with 0 the base is
+            :math:`\max(k, 1)`, as in the published data. Default: 1.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> power_decay(torch.tensor(0.5), torch.tensor(1.0), torch.arange(3))
+        tensor([0.5000, 0.2500, 0.1667])
     """
     return initial * (episodes + first_index).clamp(min=1) ** -power
 
 
 def linear_decay(initial: Tensor, final: Tensor, frames: Tensor, num_frames: int) -> Tensor:
-    """TorchRL's annealing from `initial` to `final` over `num_frames` frames."""
+    """TorchRL's annealing from `initial` to `final` over `num_frames` frames.
+
+    Args:
+        initial (Tensor): ε at first, ``[*batch]``.
+        final (Tensor): ε in the end, ``[*batch]``.
+        frames (Tensor): frames so far, ``[*batch]``.
+        num_frames (int): frames after which ε stays at `final`.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> linear_decay(torch.tensor(1.0), torch.tensor(0.5), torch.tensor([0, 5, 20]), 10)
+        tensor([1.0000, 0.7500, 0.5000])
+    """
     return torch.maximum(final, initial - frames * (initial - final) / num_frames)

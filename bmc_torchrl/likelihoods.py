@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,34 +15,48 @@ from bmc_torchrl.functional import (
     precision_posterior,
     student_t_log_evidence_ratio,
 )
+from bmc_torchrl.precision import KeepsPrecision, PerRun, per_run, require_run_shape, shown
 
 __all__ = ["GaussianLikelihood", "Likelihood", "NormalGammaPrior", "StudentTLikelihood"]
 
+_POSITIVE = "positive and finite (the paper uses mu0=0, tau0=1, a0=500, b0=500)"
 
-class Likelihood(Protocol):
-    """A distribution of returns around the greedy and the uniform model."""
 
+class Likelihood(KeepsPrecision, ABC):
+    """A distribution of returns around the greedy and the uniform model.
+
+    A subclass defines :meth:`log_evidence_ratio`. What it is made of are float64 buffers, each a
+    number or one per run, so that a checkpoint of the strategy says which likelihood it is of.
+    """
+
+    @abstractmethod
     def log_evidence_ratio(
         self, gap: Tensor, alpha: Tensor, beta: Tensor, moments: Moments
     ) -> Tensor:
         r""":math:`\log e^U - \log e^Q` of the mixture return.
 
         Args:
-            gap: greedy minus uniform return, ``[*batch]``.
-            alpha: posterior parameter of ε, ``[*batch]``.
-            beta: posterior parameter of ε, ``[*batch]``.
-            moments: running moments of the mixture returns, the current one included.
+            gap (Tensor): greedy minus uniform return, ``[*batch_shape]``.
+            alpha (Tensor): posterior parameter of ε, ``[*batch_shape]``.
+            beta (Tensor): posterior parameter of ε, ``[*batch_shape]``.
+            moments (Moments): of the mixture returns so far, the current one included.
+
+        Returns:
+            ``[*batch_shape]``.
         """
-        ...
 
+    def require_runs(self, batch_shape: Sequence[int]) -> None:
+        """Raise unless every buffer is a number or has one value per run.
 
-def _require_positive(owner: str, **values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < float("inf"):
-            raise ValueError(
-                f"{owner}: {name} must be positive and finite, got {value}. "
-                "The paper uses mu0=0, tau0=1, a0=500, b0=500."
-            )
+        Args:
+            batch_shape (sequence of int): shape of the runs.
+        """
+        for name, buffer in self.named_buffers():
+            require_run_shape(buffer, batch_shape, f"{type(self).__name__}: {name}")
+
+    def extra_repr(self) -> str:
+        """The buffers."""
+        return ", ".join(f"{name}={shown(buffer)}" for name, buffer in self.named_buffers())
 
 
 @dataclass(frozen=True)
@@ -49,67 +64,99 @@ class NormalGammaPrior:
     r"""Prior of the returns' mean and precision ([GSL19], Eq. (8)), the paper's by default.
 
     :math:`b_0 / a_0` is the prior variance of returns; scaling rewards by :math:`k` and `b0` by
-    :math:`k^2` leaves ε unchanged.
+    :math:`k^2` leaves ε unchanged. Each field is a number, or one per run.
 
-    >>> NormalGammaPrior(b0=50.0)
-    NormalGammaPrior(mu0=0.0, tau0=1.0, a0=500.0, b0=50.0)
+    Args:
+        mu0 (float, sequence of float or Tensor, optional): mean of the returns' mean. Default: 0.
+        tau0 (float, sequence of float or Tensor, optional): how many returns the mean is worth.
+            Default: 1.
+        a0 (float, sequence of float or Tensor, optional): shape of the precision. Default: 500.
+        b0 (float, sequence of float or Tensor, optional): rate of the precision. Default: 500.
+
+    Examples:
+        >>> NormalGammaPrior(b0=50.0)
+        NormalGammaPrior(mu0=0.0, tau0=1.0, a0=500.0, b0=50.0)
     """
 
-    mu0: float = 0.0
-    tau0: float = 1.0
-    a0: float = 500.0
-    b0: float = 500.0
+    mu0: PerRun = 0.0
+    tau0: PerRun = 1.0
+    a0: PerRun = 500.0
+    b0: PerRun = 500.0
 
     def __post_init__(self) -> None:
-        _require_positive("NormalGammaPrior", tau0=self.tau0, a0=self.a0, b0=self.b0)
-        if not abs(self.mu0) < float("inf"):
-            raise ValueError(f"NormalGammaPrior: mu0 must be finite, got {self.mu0}.")
+        per_run(self.mu0, "NormalGammaPrior: mu0", torch.isfinite, "finite")
+        for name in ("tau0", "a0", "b0"):
+            value = getattr(self, name)
+            per_run(value, f"NormalGammaPrior: {name}", lambda x: x > 0, _POSITIVE)
 
 
-@dataclass(frozen=True)
-class StudentTLikelihood:
+class StudentTLikelihood(Likelihood):
     """Normal returns whose unknown precision is integrated out ([GSL19], Eqs. (8)–(10)).
 
-    >>> StudentTLikelihood().prior.a0
-    500.0
+    Args:
+        prior (NormalGammaPrior, optional): of the returns' mean and precision.
+            Default: the paper's.
+
+    Examples:
+        >>> StudentTLikelihood(NormalGammaPrior(b0=50.0))
+        StudentTLikelihood(mu0=0, tau0=1, a0=500, b0=50)
     """
 
-    prior: NormalGammaPrior = field(default_factory=NormalGammaPrior)
+    def __init__(self, prior: NormalGammaPrior | None = None) -> None:
+        super().__init__()
+        prior = prior or NormalGammaPrior()
+        self.mu0: Tensor
+        self.tau0: Tensor
+        self.a0: Tensor
+        self.b0: Tensor
+        for name in ("mu0", "tau0", "a0", "b0"):
+            value = torch.as_tensor(getattr(prior, name), dtype=torch.float64)
+            self.register_buffer(name, value.detach().clone())
 
     def log_evidence_ratio(
         self, gap: Tensor, alpha: Tensor, beta: Tensor, moments: Moments
     ) -> Tensor:
         """See :meth:`Likelihood.log_evidence_ratio`."""
-        prior = self.prior
-        a, b = precision_posterior(moments, prior.mu0, prior.tau0, prior.a0, prior.b0)
+        a, b = precision_posterior(moments, self.mu0, self.tau0, self.a0, self.b0)
         return student_t_log_evidence_ratio(gap, alpha, beta, a, b)
 
 
-@dataclass(frozen=True)
-class GaussianLikelihood:
-    """Normal returns of known `variance` ([GSL19], Eq. (7)), or of their running sample variance.
+class GaussianLikelihood(Likelihood):
+    """Normal returns of known variance ([GSL19], Eq. (7)), or of their running sample variance.
 
-    With ``variance=None`` the sample variance of all returns so far is used; until it is positive
-    an observation teaches nothing.
+    With the running variance, an observation teaches nothing until two returns have differed. The
+    buffer ``variance`` is then 0, so that a checkpoint says so, too.
 
-    >>> GaussianLikelihood(variance=2.0)
-    GaussianLikelihood(variance=2.0)
+    Args:
+        variance (float, sequence of float or Tensor, optional): of the returns, a number or one per
+            run; None for the sample variance of all returns so far. Default: None.
+
+    Examples:
+        >>> GaussianLikelihood(variance=2.0)
+        GaussianLikelihood(variance=2)
+        >>> GaussianLikelihood()
+        GaussianLikelihood(variance=running)
     """
 
-    variance: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.variance is not None:
-            _require_positive("GaussianLikelihood", variance=self.variance)
+    def __init__(self, variance: PerRun | None = None) -> None:
+        super().__init__()
+        self.variance: Tensor
+        fixed = torch.zeros((), dtype=torch.float64)
+        if variance is not None:
+            requirement = "positive and finite, or None for the running variance"
+            fixed = per_run(variance, "GaussianLikelihood: variance", lambda x: x > 0, requirement)
+        self.register_buffer("variance", fixed)
 
     def log_evidence_ratio(
         self, gap: Tensor, alpha: Tensor, beta: Tensor, moments: Moments
     ) -> Tensor:
         """See :meth:`Likelihood.log_evidence_ratio`."""
-        if self.variance is not None:
-            fixed = torch.full_like(gap, self.variance)
-            return gaussian_log_evidence_ratio(gap, alpha, beta, fixed)
-        running = moments.variance
-        known = running > 0
-        ratio = gaussian_log_evidence_ratio(gap, alpha, beta, torch.where(known, running, 1.0))
+        variance = torch.where(self.variance > 0, self.variance, moments.variance)
+        known = variance > 0
+        ratio = gaussian_log_evidence_ratio(gap, alpha, beta, torch.where(known, variance, 1.0))
         return torch.where(known, ratio, torch.zeros_like(ratio))
+
+    def extra_repr(self) -> str:
+        """The variance, or that it is the running one."""
+        text = shown(self.variance)
+        return f"variance={'running' if text == '0' else text}"

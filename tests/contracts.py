@@ -30,6 +30,14 @@ REJECT = 1e-3
 """Below which probability a fixed seed's draws are called different."""
 
 
+class Plain(EpsilonStrategy):
+    """The least that a user can write: no buffers, nothing to read, nothing to learn."""
+
+    @property
+    def eps(self) -> Tensor:
+        return torch.full(self.batch_shape, 0.3, dtype=torch.float64)
+
+
 def stacked(shape: Sequence[int]) -> StackedEpsilon:
     runs, rest = shape[0], tuple(shape[1:])
     return StackedEpsilon(
@@ -43,6 +51,7 @@ def stacked(shape: Sequence[int]) -> StackedEpsilon:
 
 
 FACTORIES = {
+    "plain": Plain,
     "constant": lambda shape: ConstantEpsilon(0.3, batch_shape=shape),
     "geometric": lambda shape: GeometricEpsilon(0.5, 0.9, batch_shape=shape),
     "power": lambda shape: PowerEpsilon(0.5, 0.5, batch_shape=shape),
@@ -55,7 +64,7 @@ FACTORIES = {
     "bmc-offline": lambda shape: BMCEpsilon(update="offline", batch_shape=shape),
     "stacked": stacked,
 }
-LEARNING = [name for name in FACTORIES if name != "constant"]
+LEARNING = [name for name in FACTORIES if name not in ("plain", "constant")]
 STRATEGY_SHAPES = [
     (name, shape) for name in FACTORIES for shape in ((), RUNS) if shape or name != "stacked"
 ]
@@ -118,7 +127,7 @@ def transitions(batch: Sequence[int], agents: Sequence[int] = ()) -> TensorDict:
     return TensorDict(
         {
             "state": torch.randint(STATES, batch),
-            "epsilon": torch.full(each, 0.3),
+            "taken": torch.ones(each, dtype=torch.bool),
             "greedy_return": greedy,
             "uniform_return": greedy - 3 * torch.rand(each),
             "value_change": torch.randn(each),

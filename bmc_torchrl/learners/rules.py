@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torchrl.data import ReplayBuffer
 from torchrl.objectives import LossModule
 
-from bmc_torchrl.functional import greedy_return, mixture_return
+from bmc_torchrl.functional import categorical_mean, greedy_return, mixture_return
 from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.learners.published_fit import adam_state, fit_minibatch
 from bmc_torchrl.learners.ranks import average_gradients
 from bmc_torchrl.learners.replay import run_replay_buffer
 from bmc_torchrl.learners.values import QTable
+from bmc_torchrl.precision import KeepsPrecision
 
 __all__ = ["ACTIVE_KEY", "LearningRule", "LossRule", "PublishedDQN", "TabularSarsa"]
 
@@ -203,7 +204,7 @@ class PublishedDQN(LearningRule):
         )
 
 
-class _Moments(nn.Module):
+class _Moments(KeepsPrecision):
     """Adam's moments as buffers, so that they follow the module."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
@@ -219,15 +220,9 @@ class _Moments(nn.Module):
             result.setdefault(name, {})[kind] = value
         return result
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Keep the float64 counts of steps whatever the module is cast to."""
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if moved is not None and buffer is not None and buffer.dtype == torch.float64:
-                self._buffers[name] = buffer.to(moved.device)
-        return self
+    def keeps(self, name: str, buffer: Tensor) -> bool:
+        """Whether it counts steps, in float64; moments have the precision of the weights."""
+        return buffer.dtype == torch.float64
 
 
 class LossRule(LearningRule):
@@ -336,7 +331,7 @@ class LossRule(LearningRule):
         supports = (getattr(part, "support", None) for part in self.q_actor.modules())
         support = next((found for found in supports if found is not None), None)
         if support is not None:
-            action_value = (action_value.exp() * support.unsqueeze(-1)).sum(-2)
+            action_value = categorical_mean(action_value, support)
         return _entry(action_value, action)
 
 

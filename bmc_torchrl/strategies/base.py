@@ -11,9 +11,23 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right, expand_right
 from torch import Tensor
 
-from bmc_torchrl.precision import KeepsPrecision
+from bmc_torchrl.precision import KeepsPrecision, PerRun, per_run, require_run_shape, shown
 
-__all__ = ["EpsilonStrategy", "gather_state", "per_run_buffer", "state_index", "time_major"]
+__all__ = [
+    "EpsilonStrategy",
+    "gather_state",
+    "has_time",
+    "per_run_buffer",
+    "state_index",
+    "time_major",
+]
+
+PADDING_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
+"""Where ``split_trajectories`` and the trainers mark what is a real step and what is padding."""
+
+# The only check that neither makes the host wait for the device nor breaks a compiled graph. It is
+# not public; without it, the host waits.
+_assert_async: Callable[[Tensor, str], None] | None = getattr(torch, "_assert_async", None)
 
 
 class EpsilonStrategy(KeepsPrecision, ABC):
@@ -24,18 +38,44 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     ``[num_states]`` where ε depends on the state), written in place, so checkpoints, devices and
     shared memory need no further code. Buffers keep their precision under ``.half()`` and the like.
 
+    A subclass defines :attr:`eps`; :meth:`epsilon`, if ε depends on more than the run; and, if it
+    learns, :attr:`in_keys`, :meth:`read` (all that can go wrong) and :meth:`learn` (all that
+    changes), so that an update that raises has changed nothing.
+
     A transition has the strategy's batch shape (one step) or more dimensions: those beyond
-    `batch_shape` are walked in order, the last one (time) slowest. An update that raises has
-    changed nothing.
+    `batch_shape` are walked in order, time slowest. Time is the dimension that TorchRL named
+    ``"time"``, as collectors and rollouts do, and the last one if there are no names.
 
     Several workers' streams ``[workers, time]`` are so one stream: step by step, and by worker
     within a step. With 8 streams of 1000 steps, another order of the workers changes ε-BMC's ε by
     0.01 %; one worker's whole stream after another's changes it by 1 % where all streams are
     alike, by 55 % where they differ, and by 96 % where returns grow with time.
+
+    Args:
+        batch_shape (sequence of int, optional): shape of the runs; ``()`` is one ε for all
+            environments. Default: ``()``.
+
+    Examples:
+        >>> class Halving(EpsilonStrategy):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.register_buffer("value", torch.ones(()))
+        ...
+        ...     @property
+        ...     def eps(self):
+        ...         return self.value
+        ...
+        ...     def learn(self):
+        ...         self.value /= 2
+        >>> from tensordict import TensorDict
+        >>> strategy = Halving()
+        >>> strategy.update(TensorDict())
+        >>> strategy
+        Halving(eps=0.5, batch_shape=())
     """
 
-    in_keys: list[NestedKey]
-    """What :meth:`update` reads."""
+    in_keys: list[NestedKey] = []  # noqa: RUF012
+    """What :meth:`update` reads. Every strategy has a list of its own."""
 
     state_key: NestedKey | None = None
     """Where :meth:`epsilon` finds the discrete state, if ε depends on it.
@@ -43,44 +83,86 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     A state out of range is an error, on a GPU an assertion of the device.
     """
 
-    epsilon_key: NestedKey = "epsilon"
-    """Where the ε an action was taken with is recorded."""
-
-    needs_update: bool = True
-    """Whether ε never changes unless :meth:`update` is called."""
-
     def __init__(self, batch_shape: Sequence[int] = ()) -> None:
         super().__init__()
         if any(size < 1 for size in batch_shape):
             raise ValueError(f"batch_shape must have positive sizes, got {tuple(batch_shape)}.")
         self.batch_shape = torch.Size(batch_shape)
+        self.in_keys = list(self.in_keys)
 
     @property
     @abstractmethod
     def eps(self) -> Tensor:
         """ε per run, ``[*batch_shape]``, averaged over states where it depends on them."""
 
-    @abstractmethod
-    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """ε with which to act on `tensordict`, ``[*batch_shape]`` or finer."""
+    @property
+    def needs_update(self) -> bool:
+        """Whether ε never changes unless :meth:`update` is called."""
+        return type(self).learn is not EpsilonStrategy.learn
 
-    @abstractmethod
-    def update(self, transition: TensorDictBase) -> None:
-        """Learn from ``[*batch_shape]`` or ``[*batch_shape, time]`` transitions, in order."""
+    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        """ε to act with, that of the run unless a subclass says more.
+
+        Args:
+            tensordict (TensorDictBase): what is acted on.
+
+        Returns:
+            ``[*batch_shape]`` or finer.
+        """
+        return self.eps
+
+    def update(self, transition: TensorDictBase, taken: Tensor | None = None) -> None:
+        """Learn from transitions, in order; if this raises, nothing has changed.
+
+        Args:
+            transition (TensorDictBase): ``[*batch_shape]``, or with more dimensions such as time.
+            taken (Tensor, optional): where the policy took the action, of the transition's batch
+                size, or with the agents' dimensions beyond. What it did not take, and what is
+                padding, teaches nothing. Default: everywhere.
+        """
+        if taken is not None:
+            taken = _checked_mark(transition, taken)
+        if transition.batch_dims > 1:
+            transition, taken = _time_last(transition, taken)
+        self.learn(*self.read(transition, _without_padding(transition, taken)))
+
+    def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Any, ...]:
+        """The first half of :meth:`update`: read and check, and change nothing.
+
+        Args:
+            transition (TensorDictBase): the transitions, time their last dimension.
+            taken (Tensor, optional): where to learn, or None for everywhere.
+
+        Returns:
+            What :meth:`learn` needs.
+        """
+        return ()
+
+    def learn(self, *columns: Any) -> None:
+        """The second half of :meth:`update`, which cannot fail.
+
+        Args:
+            *columns (Any): what :meth:`read` returned.
+        """
 
     def step(self, frames: int) -> None:
-        """Anneal by `frames`; only strategies that anneal by frames do anything."""
+        """Anneal by frames; only strategies that anneal by frames do anything.
 
-    def _read(self, transition: TensorDictBase) -> tuple[Any, ...]:
-        """All that can go wrong in :meth:`update`: what :meth:`_learn` needs, checked."""
-        return (transition,)
+        Args:
+            frames (int): how many.
+        """
 
-    def _learn(self, *columns: Any) -> None:
-        """The rest of :meth:`update`, which cannot fail."""
-        self.update(*columns)
+    def entry(self, tensordict: TensorDictBase, key: NestedKey, buffer: Tensor) -> Tensor:
+        """An entry that must be there, and on the device of the strategy.
 
-    def _entry(self, tensordict: TensorDictBase, key: NestedKey, buffer: Tensor) -> Tensor:
-        """An entry that must be there, and on the device of the strategy's `buffer`."""
+        Args:
+            tensordict (TensorDictBase): where to look.
+            key (NestedKey): what for.
+            buffer (Tensor): a buffer of the strategy, which says where that is.
+
+        Returns:
+            The entry.
+        """
         value: Tensor | None = tensordict.get(key, None)
         if value is None:
             raise KeyError(
@@ -95,9 +177,41 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             )
         return value
 
+    def mark_like(self, taken: Tensor | None, like: Tensor) -> Tensor:
+        """The mark that :meth:`read` is given, in the shape of an entry.
+
+        Args:
+            taken (Tensor, optional): ``[*batch]`` or ``[*batch, *agents]``.
+            like (Tensor): the entry, ``[*batch]`` or ``[*batch, *agents]``.
+
+        Returns:
+            bool, True where to learn. An entry for all agents counts if one of them acted.
+        """
+        if taken is None:
+            return torch.ones_like(like, dtype=torch.bool)
+        if taken.ndim > like.ndim:
+            taken = taken.flatten(like.ndim).any(-1)
+        spread: Tensor = expand_as_right(taken, like)
+        return spread
+
+    def steps(self, transition: TensorDictBase, value: Tensor) -> Tensor:
+        """An entry of a transition, one step after the other.
+
+        Args:
+            transition (TensorDictBase): ``[*batch]``.
+            value (Tensor): ``[*batch]`` or ``[*batch, *agents]``.
+
+        Returns:
+            ``[steps, *batch_shape]``; see :func:`time_major`.
+        """
+        timed = has_time(transition)
+        if value.shape == self.batch_shape == transition.batch_size and not timed:
+            return value.unsqueeze(0)
+        return time_major(value, transition.batch_dims, self.batch_shape, timed)
+
     def _done(self, transition: TensorDictBase, buffer: Tensor) -> Tensor:
         """Where an episode ended, ``[*batch]``."""
-        done = self._entry(transition, ("next", "done"), buffer)
+        done = self.entry(transition, ("next", "done"), buffer)
         if done.dtype != torch.bool:
             raise TypeError(f"('next', 'done') must be bool, got {done.dtype}.")
         return done.squeeze(-1) if done.ndim > transition.batch_dims else done
@@ -106,7 +220,7 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """The discrete state, ``[*batch]``, or ``[*batch, *agents]`` at a nested key."""
         key, owner = self.state_key, tensordict
         assert key is not None
-        value = self._entry(tensordict, key, buffer)
+        value = self.entry(tensordict, key, buffer)
         if isinstance(key, tuple) and len(key) > 1:
             owner = tensordict.get(key[:-1])
         return state_index(value, owner.batch_dims, num_states)
@@ -129,44 +243,36 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     def _state_left(self, transition: TensorDictBase, num_states: int, like: Tensor) -> Tensor:
         """The state of each transition in the shape of `like`; an error if one is out of range."""
         state: Tensor = expand_as_right(self._state(transition, num_states, like), like)
-        torch._assert_async(
+        _require(
             ((state >= 0) & (state < num_states)).all(),
             f"{type(self).__name__}: {self.state_key!r} must be an index from 0 to "
             f"{num_states - 1}; raise num_states= if there are more states.",
         )
         return state
 
-    def _mark_keys(self) -> tuple[NestedKey, ...]:
-        """Where :meth:`_taken` looks."""
-        return (("collector", "mask"), "mask", self.epsilon_key)
-
-    def _taken(self, transition: TensorDictBase, like: Tensor) -> Tensor:
-        """Where a transition is a real one, taken by this policy, in the shape of `like`.
-
-        Padding is marked by ``split_trajectories``' mask, ``("collector", "mask")`` or ``"mask"``;
-        frames that a collector took at random before learning carry a recorded ε of exactly zero.
-        """
-        taken = torch.ones_like(like, dtype=torch.bool)
-        for key in self._mark_keys():
-            mark = transition.get(key, None)
-            # Another "mask" than that of steps, such as one of actions, has more dimensions.
-            if mark is not None and (key != "mask" or mark.shape == transition.batch_size):
-                mark = mark != 0
-                if mark.ndim > like.ndim:
-                    mark = mark.flatten(like.ndim).any(-1)
-                taken = taken & expand_as_right(mark, like)
-        return taken
-
-    def _steps(self, transition: TensorDictBase, value: Tensor) -> Tensor:
-        if value.shape == self.batch_shape and transition.batch_size == self.batch_shape:
-            return value.unsqueeze(0)
-        dims = transition.batch_dims
-        timed = value.ndim > dims > 0 and transition.names[-1] == "time"
-        return time_major(value, dims, self.batch_shape, timed)
-
     def extra_repr(self) -> str:
-        """The batch shape, beside what the subclass adds."""
-        return f"batch_shape={tuple(self.batch_shape)}"
+        """ε and the batch shape, beside what the subclass adds."""
+        return f"eps={shown(self.eps)}, batch_shape={tuple(self.batch_shape)}"
+
+
+def has_time(transition: TensorDictBase) -> bool:
+    """Whether the last dimension is known to be time, and so cannot be that of a run.
+
+    One step of time may be a run's: an unbatched environment's collector has no other dimension.
+
+    Args:
+        transition (TensorDictBase): ``[*batch]``.
+
+    Returns:
+        Whether it is named ``"time"`` and longer than one step.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> has_time(TensorDict(batch_size=[3, 5], names=[None, "time"]))
+        True
+    """
+    size: torch.Size = transition.batch_size
+    return len(size) > 0 and size[-1] > 1 and transition.names[-1] == "time"
 
 
 def time_major(
@@ -179,22 +285,28 @@ def time_major(
     with them and does not fit the tensordict's own, and are pooled otherwise.
 
     Args:
-        value: ``[*batch, *agents]``.
-        batch_dims: number of the tensordict's batch dimensions.
-        batch_shape: shape of the strategy.
-        timed: whether the tensordict's last dimension is known to be time, never a run.
+        value (Tensor): ``[*batch, *agents]``.
+        batch_dims (int): number of the tensordict's batch dimensions.
+        batch_shape (sequence of int): shape of the strategy.
+        timed (bool, optional): whether the tensordict's last dimension is known to be time, never a
+            run. Default: False.
 
-    >>> time_major(torch.zeros(4, 10), 2, [4]).shape
-    torch.Size([10, 4])
+    Returns:
+        ``[steps, *batch_shape]``.
+
+    Examples:
+        >>> time_major(torch.zeros(4, 10), 2, [4]).shape
+        torch.Size([10, 4])
     """
     batch_shape = tuple(batch_shape)
-    agents = tuple(value.shape[batch_dims:])
-    fits = len(batch_shape) <= batch_dims - timed and value.shape[: len(batch_shape)] == batch_shape
+    agents, run_dims = tuple(value.shape[batch_dims:]), batch_dims - timed
+    fits = len(batch_shape) <= run_dims and value.shape[: len(batch_shape)] == batch_shape
     per_agent = not fits and batch_shape[-len(agents) :] == agents if agents else False
     runs = batch_shape[: len(batch_shape) - len(agents)] if per_agent else batch_shape
-    if tuple(value.shape[: min(len(runs), batch_dims)]) != runs:
+    if tuple(value.shape[: min(len(runs), run_dims)]) != runs:
         raise ValueError(
-            f"A transition of batch size {tuple(value.shape[:batch_dims])} does not start with the "
+            f"A transition of batch size {tuple(value.shape[:batch_dims])}"
+            f"{', the last dimension being time,' if timed else ''} does not start with the "
             f"strategy's batch_shape {batch_shape}: build the strategy with the batch shape of the "
             "environment, or with batch_shape=() to pool all environments."
         )
@@ -209,7 +321,20 @@ def time_major(
 
 
 def state_index(value: Tensor, batch_dims: int, num_states: int) -> Tensor:
-    """A discrete state as an index, from an index ``[*batch]``, ``[*batch, 1]`` or a one-hot."""
+    """A discrete state as an index.
+
+    Args:
+        value (Tensor): an index ``[*batch]`` or ``[*batch, 1]``, or a one-hot vector.
+        batch_dims (int): number of batch dimensions.
+        num_states (int): how many states there are.
+
+    Returns:
+        int64 ``[*batch]``.
+
+    Examples:
+        >>> state_index(torch.tensor([[0, 0, 1], [1, 0, 0]]), 1, 3)
+        tensor([2, 0])
+    """
     if value.ndim == batch_dims + 1:
         one_hot = value.shape[-1] == num_states and num_states > 1
         value = value.to(torch.uint8).argmax(-1) if one_hot else value.squeeze(-1)
@@ -222,26 +347,90 @@ def state_index(value: Tensor, batch_dims: int, num_states: int) -> Tensor:
 
 
 def gather_state(table: Tensor, state: Tensor) -> Tensor:
-    """Entries ``[*batch, *more]`` of a table ``[*batch, states]`` at ``[*batch, *more]`` states."""
+    """Entries of a table at some states.
+
+    Args:
+        table (Tensor): ``[*batch, states]``.
+        state (Tensor): int64 ``[*batch, *more]``.
+
+    Returns:
+        ``[*batch, *more]``.
+
+    Examples:
+        >>> gather_state(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 0]))
+        tensor([2., 3.])
+    """
     extra = state.ndim - table.ndim + 1
     table = table.reshape(*table.shape[:-1], *([1] * extra), table.shape[-1])
     return table.expand(*state.shape, -1).gather(-1, state.unsqueeze(-1)).squeeze(-1)
 
 
 def per_run_buffer(
-    value: float | Sequence[float] | Tensor,
+    value: PerRun,
     batch_shape: Sequence[int],
     name: str,
     check: Callable[[Tensor], Any],
     requirement: str,
 ) -> Tensor:
-    """A float64 parameter, scalar or one per run, checked by `check`."""
-    tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-    if tensor.ndim and tensor.shape != torch.Size(batch_shape):
-        raise ValueError(
-            f"{name} must be a number or have the batch_shape {tuple(batch_shape)}, got shape "
-            f"{tuple(tensor.shape)}."
-        )
-    if not bool(torch.as_tensor(check(tensor)).all() & tensor.isfinite().all()):
-        raise ValueError(f"{name} must be {requirement}, got {value}.")
+    """A float64 parameter, a number or one per run, checked.
+
+    Args:
+        value (float, sequence of float or Tensor): what the user gave.
+        batch_shape (sequence of int): shape of the runs.
+        name (str): what the user calls it.
+        check (callable): says where a tensor's values are allowed.
+        requirement (str): `check` in words.
+
+    Returns:
+        float64, a number or ``[*batch_shape]``.
+
+    Examples:
+        >>> per_run_buffer([0.1, 0.2], [2], "rate", lambda x: x > 0, "positive")
+        tensor([0.1000, 0.2000], dtype=torch.float64)
+    """
+    tensor = per_run(value, name, check, requirement)
+    require_run_shape(tensor, batch_shape, name)
     return tensor
+
+
+def _checked_mark(transition: TensorDictBase, taken: Tensor) -> Tensor:
+    """`taken` as bool ``[*batch]`` or ``[*batch, *agents]``."""
+    if taken.shape[: transition.batch_dims] != transition.batch_size:
+        raise ValueError(
+            f"taken has shape {tuple(taken.shape)}, which does not start with the transition's "
+            f"batch size {tuple(transition.batch_size)}: mark every step."
+        )
+    return taken.bool()
+
+
+def _time_last(
+    transition: TensorDictBase, taken: Tensor | None
+) -> tuple[TensorDictBase, Tensor | None]:
+    """Both with the dimension named ``"time"`` behind the other batch dimensions."""
+    last = transition.batch_dims - 1
+    if "time" not in transition.names[:last]:
+        return transition, taken
+    time = transition.names.index("time")
+    order = [dim for dim in range(last + 1) if dim != time]
+    return transition.permute(*order, time), None if taken is None else taken.movedim(time, last)
+
+
+def _without_padding(transition: TensorDictBase, taken: Tensor | None) -> Tensor | None:
+    """`taken`, without what TorchRL's masks mark as padding."""
+    for key in PADDING_KEYS:
+        real: Tensor | None = transition.get(key, None)
+        # Another "mask" than that of steps, such as one of actions, has more dimensions.
+        if real is None or (key == "mask" and real.shape != transition.batch_size):
+            continue
+        if real.ndim > transition.batch_dims:
+            real = real.flatten(transition.batch_dims).any(-1)
+        taken = real.bool() if taken is None else taken & expand_as_right(real.bool(), taken)
+    return taken
+
+
+def _require(condition: Tensor, message: str) -> None:
+    """Raise a RuntimeError unless `condition` holds; a GPU raises it when it gets there."""
+    if _assert_async is not None:
+        _assert_async(condition, message)
+    elif not bool(condition):
+        raise RuntimeError(message)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torch._higher_order_ops.scan import scan
 
 from bmc_torchrl.functional import (
     Moments,
@@ -20,16 +19,46 @@ from bmc_torchrl.functional import (
     welford_update,
 )
 from bmc_torchrl.likelihoods import Likelihood, NormalGammaPrior, StudentTLikelihood
-from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
+from bmc_torchrl.precision import PerRun, shown
+from bmc_torchrl.strategies.base import (
+    EpsilonStrategy,
+    gather_state,
+    has_time,
+    per_run_buffer,
+)
 
-__all__ = ["BMCEpsilon", "BMCPosterior", "bmc_step"]
+# What compiles a walk through time into one loop of the graph is not public. Without it, the walk
+# is unrolled: as many copies of the step as there are steps.
+scan: Callable[..., Any] | None
+try:
+    from torch._higher_order_ops.scan import scan
+except ImportError:
+    scan = None
+
+# One call instead of six; not public either.
+_foreach_copy: Callable[[list[Tensor], list[Tensor]], None] | None
+_foreach_copy = getattr(torch, "_foreach_copy_", None)
+
+__all__ = ["BMCEpsilon", "BMCPosterior", "bmc_step", "usable"]
 
 LARGEST_RETURN = 1e100
 """Pairs of returns of a larger norm, infinite or NaN, are skipped."""
 
 
 class BMCPosterior(NamedTuple):
-    """All that ε-BMC remembers: Beta(α, β) of ε, and the moments of the returns."""
+    """All that ε-BMC remembers: Beta(α, β) of ε, and the moments of the returns.
+
+    Args:
+        alpha (Tensor): weight of "uniform", ``[*batch]``.
+        beta (Tensor): weight of "greedy", ``[*batch]``.
+        return_count (Tensor): how many returns there were, ``[*batch]``.
+        return_mean (Tensor): their mean, ``[*batch]``.
+        return_m2 (Tensor): sum of their squared deviations from it, ``[*batch]``.
+
+    Examples:
+        >>> BMCPosterior(*torch.tensor([1.0, 1.01, 0.0, 0.0, 0.0])).beta
+        tensor(1.0100)
+    """
 
     alpha: Tensor
     beta: Tensor
@@ -38,30 +67,52 @@ class BMCPosterior(NamedTuple):
     return_m2: Tensor
 
 
+def usable(greedy_return: Tensor, uniform_return: Tensor) -> Tensor:
+    """Where both returns are numbers whose squares can be summed forever.
+
+    Args:
+        greedy_return (Tensor): ``[*batch]``.
+        uniform_return (Tensor): ``[*batch]``.
+
+    Returns:
+        bool ``[*batch]``.
+
+    Examples:
+        >>> usable(torch.tensor([1.0, torch.nan]), torch.tensor([0.5, 0.5]))
+        tensor([ True, False])
+    """
+    squared = torch.addcmul(greedy_return.square(), uniform_return, uniform_return)
+    return squared < LARGEST_RETURN**2
+
+
 def bmc_step(
     posterior: BMCPosterior,
     greedy_return: Tensor,
     uniform_return: Tensor,
-    taken: Tensor,
+    learns: Tensor,
     likelihood: Likelihood,
 ) -> tuple[BMCPosterior, Tensor]:
-    """Lines 12–15 of Algorithm 1 ([GSL19]): one transition, every argument ``[*batch]``.
+    """Lines 12–15 of Algorithm 1 ([GSL19]): one transition.
+
+    Args:
+        posterior (BMCPosterior): that so far, ``[*batch]``.
+        greedy_return (Tensor): ``[*batch]``.
+        uniform_return (Tensor): ``[*batch]``.
+        learns (Tensor): bool ``[*batch]``, True where the returns are :func:`usable` and the
+            policy's own.
+        likelihood (Likelihood): how returns are distributed.
 
     Returns:
-        The posterior after the transition, unchanged where not `taken` or where a return is not
-        finite; and the log evidence ratio, zero there.
+        The posterior after the transition, unchanged where it does not learn; and the log evidence
+        ratio, zero there.
+
+    Examples:
+        >>> start = BMCPosterior(*torch.tensor([1.0, 1.01, 0.0, 0.0, 0.0]).double())
+        >>> learns = torch.tensor(True)
+        >>> after, _ = bmc_step(start, learns * 3.0, learns * 1.0, learns, StudentTLikelihood())
+        >>> after.alpha < start.alpha
+        tensor(True)
     """
-    learns = taken & _usable(greedy_return, uniform_return)
-    return _learn_where(learns, posterior, greedy_return, uniform_return, likelihood)
-
-
-def _learn_where(
-    learns: Tensor,
-    posterior: BMCPosterior,
-    greedy_return: Tensor,
-    uniform_return: Tensor,
-    likelihood: Likelihood,
-) -> tuple[BMCPosterior, Tensor]:
     alpha, beta = posterior.alpha, posterior.beta
     # Without a gap the evidence is equal, and equal evidence changes nothing.
     gap = torch.where(learns, greedy_return - uniform_return, 0.0)
@@ -69,12 +120,6 @@ def _learn_where(
     moments = welford_update(Moments(*posterior[2:]), observed, learns)
     ratio = likelihood.log_evidence_ratio(gap, alpha, beta, moments)
     return BMCPosterior(*beta_moment_match(alpha, beta, ratio), *moments), ratio
-
-
-def _usable(greedy_return: Tensor, uniform_return: Tensor) -> Tensor:
-    """Where both returns are numbers whose squares can be summed for ever."""
-    squared = torch.addcmul(greedy_return.square(), uniform_return, uniform_return)
-    return squared < LARGEST_RETURN**2
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -85,29 +130,44 @@ class BMCEpsilon(EpsilonStrategy):
     :class:`~bmc_torchrl.OneStepReturns` writes. Returns that are not finite are skipped and
     counted in ``skipped``.
 
-    Args:
-        alpha0: prior weight of "uniform"; may be one number per run, as may `beta0`.
-        beta0: prior weight of "greedy". ε never rises if ``alpha0 <= beta0`` (Theorem 1), and never
-            moves if they are equal.
-        likelihood: distribution of returns, Student-t by default.
-        prior: the Student-t's prior of the returns' mean and precision, if no likelihood is given.
-        num_states: keep a posterior per discrete state, of the state being left.
-        state_key: where the state is found, an index or a one-hot vector.
-        update: ``"online"`` moves ε after every transition; ``"offline"`` holds it for an episode
-            and then applies the episode's transitions in order.
-        greedy_return_key: where the return of acting greedily is found.
-        uniform_return_key: where the return of acting uniformly is found.
-        batch_shape: shape of the runs; ``()`` pools all environments in one posterior.
+    Likelihood and prior are in the ``state_dict``: a checkpoint says what it is of, and loading it
+    brings them back.
 
-    >>> strategy = BMCEpsilon(alpha0=1.0, beta0=1.01)
-    >>> strategy.mean
-    tensor(0.4975, dtype=torch.float64)
+    Args:
+        alpha0 (float, sequence of float or Tensor, optional): prior weight of "uniform", a number
+            or one per run. Default: 1.
+        beta0 (float, sequence of float or Tensor, optional): prior weight of "greedy", likewise. ε
+            never rises if ``alpha0 <= beta0`` (Theorem 1), and never moves if they are equal.
+            Default: 1.01.
+        likelihood (Likelihood, optional): distribution of returns. Default: Student-t.
+        prior (NormalGammaPrior, optional): the Student-t's prior of the returns' mean and
+            precision, if no likelihood is given. Default: the paper's.
+        num_states (int, optional): keep a posterior per discrete state, of the state being left.
+            Default: one for all states.
+        state_key (NestedKey, optional): where the state is found, an index or a one-hot vector.
+            Default: ``"state"``.
+        update (str, optional): ``"online"`` moves ε after every transition; ``"offline"`` holds it
+            for an episode and then applies the episode's transitions in order.
+            Default: ``"online"``.
+        greedy_return_key (NestedKey, optional): where the return of acting greedily is found.
+            Default: ``"greedy_return"``.
+        uniform_return_key (NestedKey, optional): where the return of acting uniformly is found.
+            Default: ``"uniform_return"``.
+        batch_shape (sequence of int, optional): shape of the runs; ``()`` pools all environments in
+            one posterior. Default: ``()``.
+
+    Examples:
+        >>> BMCEpsilon(alpha0=1.0, beta0=1.01)
+        BMCEpsilon(
+          eps=0.4975, batch_shape=(), alpha=1, beta=1.01
+          (likelihood): StudentTLikelihood(mu0=0, tau0=1, a0=500, b0=500)
+        )
     """
 
     def __init__(
         self,
-        alpha0: float | Sequence[float] | Tensor = 1.0,
-        beta0: float | Sequence[float] | Tensor = 1.01,
+        alpha0: PerRun = 1.0,
+        beta0: PerRun = 1.01,
         *,
         likelihood: Likelihood | None = None,
         prior: NormalGammaPrior | None = None,
@@ -125,7 +185,12 @@ class BMCEpsilon(EpsilonStrategy):
             raise ValueError(f"num_states must be at least 1 or None, got {num_states}.")
         if update not in ("online", "offline"):
             raise ValueError(f"update must be 'online' or 'offline', got {update!r}.")
-        self.likelihood = likelihood or StudentTLikelihood(prior or NormalGammaPrior())
+        if likelihood is not None and not isinstance(likelihood, Likelihood):
+            raise TypeError(
+                f"likelihood must be a Likelihood such as StudentTLikelihood(), got {likelihood!r}."
+            )
+        self.likelihood = StudentTLikelihood(prior) if likelihood is None else likelihood
+        self.likelihood.require_runs(self.batch_shape)
         self.num_states = num_states
         self.state_key = state_key if num_states is not None else None
         self.offline = update == "offline"
@@ -137,11 +202,7 @@ class BMCEpsilon(EpsilonStrategy):
         ]
         self._register(alpha0, beta0)
 
-    def _register(
-        self,
-        alpha0: float | Sequence[float] | Tensor,
-        beta0: float | Sequence[float] | Tensor,
-    ) -> None:
+    def _register(self, alpha0: PerRun, beta0: PerRun) -> None:
         alpha, beta = (
             per_run_buffer(value, self.batch_shape, name, lambda x: x > 0, "positive and finite")
             for name, value in (("alpha0", alpha0), ("beta0", beta0))
@@ -197,7 +258,14 @@ class BMCEpsilon(EpsilonStrategy):
         return torch.distributions.Beta(self.alpha, self.beta)
 
     def credible_interval(self, probability: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Bounds between which ε lies with `probability`, equal tails."""
+        """Bounds between which ε lies, with equal tails.
+
+        Args:
+            probability (float, optional): with which it does. Default: 0.95.
+
+        Returns:
+            Lower and upper bound, each of the posterior's shape.
+        """
         if not 0 < probability < 1:
             raise ValueError(f"probability must be in (0, 1), got {probability}.")
         tail = (1 - probability) / 2
@@ -217,7 +285,14 @@ class BMCEpsilon(EpsilonStrategy):
         return self.mean if self.num_states is None else self.mean.mean(-1)
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """ε of each run, in its current state if there is a posterior per state."""
+        """ε of each run, in its current state if there is a posterior per state.
+
+        Args:
+            tensordict (TensorDictBase): with the state, if there is one.
+
+        Returns:
+            ``[*batch_shape]`` or finer.
+        """
         alpha, beta = self.alpha, self.beta
         if self.num_states is not None:
             alpha, beta = (self._at_state(x, tensordict) for x in (alpha, beta))
@@ -229,33 +304,31 @@ class BMCEpsilon(EpsilonStrategy):
             alpha, beta = self.pending_alpha, self.pending_beta
         return BMCPosterior(alpha, beta, self.return_count, self.return_mean, self.return_m2)
 
-    def update(self, transition: TensorDictBase) -> None:
-        """Learn from ``[*batch_shape]`` or ``[*batch_shape, time]`` transitions, in order.
+    def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
+        """Returns, where to learn from them, states and episode ends, as far as they are needed.
 
-        Further dimensions (a pooled posterior's environments, agents) are walked within each time
-        step. Frames that padding or a random warm-up made are left out.
+        Each is ``[*batch_shape]`` or ``[steps, *batch_shape]``. Further dimensions (a pooled
+        posterior's environments, agents) are walked within each time step.
         """
-        self._learn(*self._read(transition))
-
-    def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
         greedy, uniform = (self._return(transition, key) for key in self.return_keys)
         if greedy.shape != uniform.shape:
             raise ValueError(
                 f"{self.return_keys[0]!r} has shape {tuple(greedy.shape)} and "
                 f"{self.return_keys[1]!r} {tuple(uniform.shape)}: they must be equal."
             )
-        columns = [greedy, uniform, self._taken(transition, greedy)]
+        columns = [greedy, uniform, self.mark_like(taken, greedy)]
         if self.num_states is not None:
             columns.append(self._state_left(transition, self.num_states, greedy))
         if self.offline:
             columns.append(expand_as_right(self._episode_end(transition), greedy))
-        if greedy.shape == transition.batch_size == self.batch_shape:
+        if greedy.shape == transition.batch_size == self.batch_shape and not has_time(transition):
             return tuple(columns)
-        return tuple(self._steps(transition, column) for column in columns)
+        return tuple(self.steps(transition, column) for column in columns)
 
-    def _learn(self, *columns: Tensor) -> None:
+    def learn(self, *columns: Tensor) -> None:
+        """Move the posterior, one step after the other."""
         greedy, uniform, taken, *more = columns
-        learns = taken & _usable(greedy, uniform)
+        learns = taken & usable(greedy, uniform)
         skipped = taken ^ learns
         if greedy.ndim == len(self.batch_shape):
             self.skipped.add_(skipped)
@@ -269,7 +342,7 @@ class BMCEpsilon(EpsilonStrategy):
             self._step(*column)
 
     def _return(self, transition: TensorDictBase, key: NestedKey) -> Tensor:
-        value = self._entry(transition, key, self.alpha)
+        value = self.entry(transition, key, self.alpha)
         if not value.is_floating_point():
             raise TypeError(f"{key!r} must be floating point, got {value.dtype}.")
         if value.ndim < transition.batch_dims:
@@ -290,14 +363,14 @@ class BMCEpsilon(EpsilonStrategy):
     def _walk(self, learns: Tensor, greedy: Tensor, uniform: Tensor) -> None:
         """Every step of ``[steps, *batch_shape]``; one loop in the graph when compiled."""
         posterior, steps = self._posterior(), len(greedy)
-        if steps > 1 and torch.compiler.is_compiling():
+        if scan is not None and steps > 1 and torch.compiler.is_compiling():
 
             def body(
                 carry: tuple[Tensor, ...], step: tuple[Tensor, ...]
             ) -> tuple[tuple[Tensor, ...], Tensor]:
                 learns, greedy, uniform = step
                 before = BMCPosterior(*carry)
-                updated, ratio = _learn_where(learns, before, greedy, uniform, self.likelihood)
+                updated, ratio = bmc_step(before, greedy, uniform, learns, self.likelihood)
                 return tuple(updated), ratio
 
             carry, ratios = scan(
@@ -307,17 +380,17 @@ class BMCEpsilon(EpsilonStrategy):
         else:
             result, ratio = posterior, self.log_evidence_ratio
             for which, g, u in zip(*(x.unbind(0) for x in (learns, greedy, uniform)), strict=True):
-                result, ratio = _learn_where(which, result, g, u, self.likelihood)
+                result, ratio = bmc_step(result, g, u, which, self.likelihood)
         self._write(posterior, result, ratio)
 
     def _write(self, buffers: BMCPosterior, values: BMCPosterior, ratio: Tensor) -> None:
         into, values_and_ratio = [*buffers, self.log_evidence_ratio], [*values, ratio]
-        if torch.compiler.is_compiling():
-            # Inductor 2.13 miscompiles the fused copy.
+        # Inductor 2.13 miscompiles the fused copy.
+        if _foreach_copy is None or torch.compiler.is_compiling():
             for buffer, value in zip(into, values_and_ratio, strict=True):
                 buffer.copy_(value)
         else:
-            torch._foreach_copy_(into, values_and_ratio)
+            _foreach_copy(into, values_and_ratio)
 
     def _step(
         self, learns: Tensor, greedy: Tensor, uniform: Tensor, *state_and_done: Tensor
@@ -329,7 +402,7 @@ class BMCEpsilon(EpsilonStrategy):
         else:
             index = rest.pop(0)
             before = BMCPosterior(*(gather_state(buffer, index) for buffer in buffers))
-        after, ratio = _learn_where(learns, before, greedy, uniform, self.likelihood)
+        after, ratio = bmc_step(before, greedy, uniform, learns, self.likelihood)
         if index is None:
             self._write(buffers, after, ratio)
         else:
@@ -340,3 +413,19 @@ class BMCEpsilon(EpsilonStrategy):
             done = rest.pop(0) if self.num_states is None else rest.pop(0).unsqueeze(-1)
             self.alpha.copy_(torch.where(done, buffers.alpha, self.alpha))
             self.beta.copy_(torch.where(done, buffers.beta, self.beta))
+
+    # nn.Module's own docstring names this method as the one to override for a change on loading.
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Make room for a number where the likelihood has one per run, or conversely."""
+        for name, own in list(self.likelihood.named_buffers(recurse=False)):
+            shape = getattr(state_dict.get(f"{prefix}likelihood.{name}"), "shape", own.shape)
+            if shape != own.shape and shape in (torch.Size(), self.batch_shape):
+                setattr(self.likelihood, name, own.new_empty(shape))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        """ε and its posterior."""
+        states = "" if self.num_states is None else f", num_states={self.num_states}"
+        offline = ", update='offline'" if self.offline else ""
+        posterior = f"alpha={shown(self.alpha)}, beta={shown(self.beta)}"
+        return f"{super().extra_repr()}, {posterior}{states}{offline}"

@@ -10,11 +10,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from bmc_torchrl.functional import geometric_decay, linear_decay, power_decay
+from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import EpsilonStrategy, per_run_buffer
 
 __all__ = ["ConstantEpsilon", "GeometricEpsilon", "LinearEpsilon", "PowerEpsilon"]
-
-PerRun = float | Sequence[float] | Tensor
 
 
 def _probability(value: PerRun, batch_shape: Sequence[int], name: str) -> Tensor:
@@ -24,17 +23,19 @@ def _probability(value: PerRun, batch_shape: Sequence[int], name: str) -> Tensor
 
 
 class ConstantEpsilon(EpsilonStrategy):
-    r"""The same :math:`\varepsilon = c` for ever; `value` may be one number per run.
+    r"""The same :math:`\varepsilon = c` forever.
 
-    >>> ConstantEpsilon(0.1).eps
-    tensor(0.1000, dtype=torch.float64)
+    Args:
+        value (float, sequence of float or Tensor): :math:`c`, a number or one per run.
+        batch_shape (sequence of int, optional): shape of the runs. Default: ``()``.
+
+    Examples:
+        >>> ConstantEpsilon(0.1)
+        ConstantEpsilon(eps=0.1, batch_shape=())
     """
-
-    needs_update = False
 
     def __init__(self, value: PerRun, *, batch_shape: Sequence[int] = ()) -> None:
         super().__init__(batch_shape)
-        self.in_keys = []
         self.value: Tensor
         self.register_buffer("value", _probability(value, batch_shape, "value"))
 
@@ -43,15 +44,10 @@ class ConstantEpsilon(EpsilonStrategy):
         """ε per run."""
         return self.value.expand(self.batch_shape)
 
-    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """ε per run."""
-        return self.eps
-
-    def update(self, transition: TensorDictBase) -> None:
-        """Nothing to learn."""
-
 
 class _AnnealedByEpisodes(EpsilonStrategy):
+    """Counts the episodes that ended."""
+
     def __init__(self, initial: PerRun, batch_shape: Sequence[int]) -> None:
         super().__init__(batch_shape)
         self.in_keys = [("next", "done")]
@@ -60,27 +56,29 @@ class _AnnealedByEpisodes(EpsilonStrategy):
         self.register_buffer("initial", _probability(initial, batch_shape, "initial"))
         self.register_buffer("episodes", torch.zeros(self.batch_shape, dtype=torch.int64))
 
-    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """ε per run."""
-        return self.eps
-
-    def update(self, transition: TensorDictBase) -> None:
-        """Count the episodes that ended."""
-        self._learn(*self._read(transition))
-
-    def _read(self, transition: TensorDictBase) -> tuple[Tensor]:
+    def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
+        """Where an episode ended, ``[steps, *batch_shape]``."""
         done = self._done(transition, self.episodes)
-        return (self._steps(transition, done & self._taken(transition, done)),)
+        return (self.steps(transition, done & self.mark_like(taken, done)),)
 
-    def _learn(self, ended: Tensor) -> None:
+    def learn(self, *columns: Tensor) -> None:
+        """Count."""
+        (ended,) = columns
         self.episodes += ended.sum(0)
 
 
 class GeometricEpsilon(_AnnealedByEpisodes):
     r"""Annealing :math:`\varepsilon_k = \varepsilon_0 \rho^k` after :math:`k` finished episodes.
 
-    >>> GeometricEpsilon(0.5, 0.95).eps
-    tensor(0.5000, dtype=torch.float64)
+    Args:
+        initial (float, sequence of float or Tensor, optional): :math:`\varepsilon_0`, a number or
+            one per run. Default: 0.5.
+        rate (float, sequence of float or Tensor, optional): :math:`\rho`, likewise. Default: 0.95.
+        batch_shape (sequence of int, optional): shape of the runs. Default: ``()``.
+
+    Examples:
+        >>> GeometricEpsilon(0.5, 0.95)
+        GeometricEpsilon(eps=0.5, batch_shape=(), initial=0.5, rate=0.95)
     """
 
     def __init__(
@@ -95,15 +93,25 @@ class GeometricEpsilon(_AnnealedByEpisodes):
         """ε per run."""
         return geometric_decay(self.initial, self.rate, self.episodes)
 
+    def extra_repr(self) -> str:
+        """ε and its formula's parameters."""
+        return f"{super().extra_repr()}, initial={shown(self.initial)}, rate={shown(self.rate)}"
+
 
 class PowerEpsilon(_AnnealedByEpisodes):
     r"""Annealing :math:`\varepsilon_k = \varepsilon_0 (k + 1)^{-p}` after :math:`k` episodes.
 
-    `first_index` is what is added to :math:`k`: 1 as the paper prints, 0 as in the published data,
-    whose first two episodes both use :math:`\varepsilon_0`.
+    Args:
+        initial (float, sequence of float or Tensor, optional): :math:`\varepsilon_0`, a number or
+            one per run. Default: 0.5.
+        power (float, sequence of float or Tensor, optional): :math:`p`, likewise. Default: 0.5.
+        first_index (int, optional): what is added to :math:`k`: 1 as the paper prints, 0 as in the
+            published data, whose first two episodes both use :math:`\varepsilon_0`. Default: 1.
+        batch_shape (sequence of int, optional): shape of the runs. Default: ``()``.
 
-    >>> PowerEpsilon(0.5, power=0.5).eps
-    tensor(0.5000, dtype=torch.float64)
+    Examples:
+        >>> PowerEpsilon(0.5, power=0.5)
+        PowerEpsilon(eps=0.5, batch_shape=(), initial=0.5, power=0.5, first_index=1)
     """
 
     def __init__(
@@ -128,17 +136,30 @@ class PowerEpsilon(_AnnealedByEpisodes):
         """ε per run."""
         return power_decay(self.initial, self.power, self.episodes, self.first_index)
 
+    def extra_repr(self) -> str:
+        """ε and its formula's parameters."""
+        formula = f"initial={shown(self.initial)}, power={shown(self.power)}"
+        return f"{super().extra_repr()}, {formula}, first_index={self.first_index}"
+
 
 class LinearEpsilon(EpsilonStrategy):
-    """TorchRL's own annealing from `initial` to `final` over `num_frames` frames, in closed form.
+    """TorchRL's own annealing, in closed form.
 
-    `count_by` says what moves the clock: ``"update"`` counts the transitions given to
-    :meth:`update`, ``"step"`` the frames given to :meth:`step`, as TorchRL's trainers do.
+    Args:
+        initial (float, sequence of float or Tensor, optional): ε at first, a number or one per run.
+            Default: 1.
+        final (float, sequence of float or Tensor, optional): ε in the end, likewise. Default: 0.1.
+        num_frames (int, optional): frames from one to the other. Default: 1000.
+        count_by (str, optional): what moves the clock: ``"update"`` counts the transitions given to
+            :meth:`update`, ``"step"`` the frames given to :meth:`step`, as TorchRL's trainers do.
+            Default: ``"update"``.
+        batch_shape (sequence of int, optional): shape of the runs. Default: ``()``.
 
-    >>> strategy = LinearEpsilon(1.0, 0.1, 1000, count_by="step")
-    >>> strategy.step(500)
-    >>> strategy.eps
-    tensor(0.5500, dtype=torch.float64)
+    Examples:
+        >>> strategy = LinearEpsilon(1.0, 0.1, 1000, count_by="step")
+        >>> strategy.step(500)
+        >>> strategy.eps
+        tensor(0.5500, dtype=torch.float64)
     """
 
     def __init__(
@@ -157,7 +178,6 @@ class LinearEpsilon(EpsilonStrategy):
             raise ValueError(f"count_by must be 'update' or 'step', got {count_by!r}.")
         self.in_keys = [("next", "done")] if count_by == "update" else []
         self.count_by = count_by
-        self.needs_update = count_by == "update"
         self.num_frames = num_frames
         self.initial: Tensor
         self.final: Tensor
@@ -173,25 +193,34 @@ class LinearEpsilon(EpsilonStrategy):
         """ε per run."""
         return linear_decay(self.initial, self.final, self.frames, self.num_frames)
 
-    def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """ε per run."""
-        return self.eps
+    @property
+    def needs_update(self) -> bool:
+        """Unless the clock is :meth:`step`."""
+        return self.count_by == "update"
 
-    def update(self, transition: TensorDictBase) -> None:
-        """Count the transitions, unless the clock is :meth:`step`."""
-        self._learn(*self._read(transition))
-
-    def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
+    def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
+        """Which transitions to count, ``[steps, *batch_shape]``; none if the clock is `step`."""
         if self.count_by == "step":
             return ()
         done = self._done(transition, self.frames)
-        return (self._steps(transition, self._taken(transition, done)),)
+        return (self.steps(transition, self.mark_like(taken, done)),)
 
-    def _learn(self, *taken: Tensor) -> None:
-        for steps in taken:
-            self.frames += steps.sum(0)
+    def learn(self, *columns: Tensor) -> None:
+        """Count."""
+        for counted in columns:
+            self.frames += counted.sum(0)
 
     def step(self, frames: int) -> None:
-        """Count `frames`, unless the clock is :meth:`update`."""
+        """Count frames, unless the clock is :meth:`update`.
+
+        Args:
+            frames (int): how many.
+        """
         if self.count_by == "step":
             self.frames += frames
+
+    def extra_repr(self) -> str:
+        """ε and its formula's parameters."""
+        formula = f"initial={shown(self.initial)}, final={shown(self.final)}"
+        clock = f"num_frames={self.num_frames}, count_by={self.count_by!r}"
+        return f"{super().extra_repr()}, {formula}, {clock}"

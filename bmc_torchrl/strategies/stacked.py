@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_right
 from torch import Tensor, nn
 
-from bmc_torchrl.strategies.base import EpsilonStrategy
+from bmc_torchrl.strategies.base import EpsilonStrategy, has_time
 
 __all__ = ["StackedEpsilon"]
 
@@ -21,10 +21,14 @@ class StackedEpsilon(EpsilonStrategy):
     Strategy i, of batch shape ``[runs_i, *rest]``, takes the next ``runs_i`` runs: 22 strategies
     of 100 runs each are one module of batch shape ``[2200]``.
 
-    >>> from bmc_torchrl import BMCEpsilon, ConstantEpsilon
-    >>> stack = StackedEpsilon([BMCEpsilon(batch_shape=[2]), ConstantEpsilon(0.1, batch_shape=[1])])
-    >>> stack.eps
-    tensor([0.4975, 0.4975, 0.1000], dtype=torch.float64)
+    Args:
+        strategies (iterable of EpsilonStrategy): those strategies.
+
+    Examples:
+        >>> from bmc_torchrl import BMCEpsilon, ConstantEpsilon
+        >>> bmc, constant = BMCEpsilon(batch_shape=[2]), ConstantEpsilon(0.1, batch_shape=[1])
+        >>> StackedEpsilon([bmc, constant]).eps
+        tensor([0.4975, 0.4975, 0.1000], dtype=torch.float64)
     """
 
     def __init__(self, strategies: Iterable[EpsilonStrategy]) -> None:
@@ -42,8 +46,12 @@ class StackedEpsilon(EpsilonStrategy):
         self.sizes = sizes
         keys = [key for strategy in strategies for key in strategy.in_keys]
         self.in_keys = list(dict.fromkeys(keys))
-        self.needs_update = any(strategy.needs_update for strategy in strategies)
         self.state_key = next((s.state_key for s in strategies if s.state_key is not None), None)
+
+    @property
+    def needs_update(self) -> bool:
+        """Whether one of the strategies does."""
+        return any(strategy.needs_update for strategy, _ in self._slices())
 
     def _slices(self) -> Iterable[tuple[EpsilonStrategy, slice]]:
         start = 0
@@ -55,41 +63,59 @@ class StackedEpsilon(EpsilonStrategy):
     @property
     def eps(self) -> Tensor:
         """ε per run, ``[sum of runs, ...]``."""
-        return torch.cat([strategy.eps for strategy, _ in self._slices()])
+        return self._together([strategy.eps for strategy, _ in self._slices()])
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """ε of each run, from the strategy it belongs to."""
+        """ε of each run, from the strategy it belongs to.
+
+        Args:
+            tensordict (TensorDictBase): what is acted on.
+
+        Returns:
+            ``[sum of runs, ...]`` or finer.
+        """
         parts = [
             strategy.epsilon(tensordict.select(*_read_to_act(strategy))[runs])
             for strategy, runs in self._slices()
         ]
         dims = max(part.ndim for part in parts)
         rest = next(part.shape[1:] for part in parts if part.ndim == dims)
-        return torch.cat([expand_right(part, (len(part), *rest)) for part in parts])
+        return self._together([expand_right(part, (len(part), *rest)) for part in parts])
 
-    def update(self, transition: TensorDictBase) -> None:
-        """Give every strategy the transitions of its own runs."""
-        self._learn(*self._read(transition))
+    def _together(self, parts: list[Tensor]) -> Tensor:
+        if len({part.device for part in parts}) > 1:
+            # A strategy without buffers is nowhere in particular: it follows the others.
+            device = next(self.buffers()).device
+            parts = [part.to(device) for part in parts]
+        return torch.cat(parts)
 
-    def _read(self, transition: TensorDictBase) -> tuple[Any, ...]:
-        if transition.batch_size[:1] != self.batch_shape[:1]:
+    def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Any, ...]:
+        """What every strategy reads of its own runs."""
+        size = transition.batch_size
+        if size[: len(size) - has_time(transition)][:1] != self.batch_shape[:1]:
             raise ValueError(
-                f"A transition of batch size {tuple(transition.batch_size)} does not start with "
-                f"the {self.batch_shape[0]} runs of the stacked strategies."
+                f"A transition of batch size {tuple(size)} does not start with the "
+                f"{self.batch_shape[0]} runs of the stacked strategies."
             )
         # Slicing costs as much per entry as learning does: only what strategies read is sliced.
-        read = transition.select(*self.in_keys, *self._mark_keys(), strict=False)
-        parts = read.split(self.sizes, 0)
+        parts = transition.select(*self.in_keys, strict=False).split(self.sizes, 0)
+        marks = [None] * len(parts) if taken is None else torch.split(taken, self.sizes)
         return tuple(
-            strategy._read(part) for (strategy, _), part in zip(self._slices(), parts, strict=True)
+            strategy.read(part, mark)
+            for (strategy, _), part, mark in zip(self._slices(), parts, marks, strict=True)
         )
 
-    def _learn(self, *columns: Any) -> None:
+    def learn(self, *columns: Any) -> None:
+        """Let every strategy learn."""
         for (strategy, _), own in zip(self._slices(), columns, strict=True):
-            strategy._learn(*own)
+            strategy.learn(*own)
 
     def step(self, frames: int) -> None:
-        """Pass `frames` on to every strategy."""
+        """Pass frames on to every strategy.
+
+        Args:
+            frames (int): how many.
+        """
         for strategy, _ in self._slices():
             strategy.step(frames)
 

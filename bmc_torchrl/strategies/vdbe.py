@@ -9,6 +9,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from bmc_torchrl.functional import vdbe_epsilon
+from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
 
 __all__ = ["VDBEEpsilon"]
@@ -22,21 +23,26 @@ class VDBEEpsilon(EpsilonStrategy):
     :math:`s` the state being left.
 
     Args:
-        num_states: how many discrete states; 1 makes one ε for all states, and needs no state key.
-        sigma: inverse sensitivity; may be one number per run.
-        delta: step size, usually one over the number of actions.
-        initial: ε of a state never left.
-        state_key: where the state is found, an index or a one-hot vector.
-        batch_shape: shape of the runs.
+        num_states (int): how many discrete states; 1 makes one ε for all states, and needs no state
+            key.
+        sigma (float, sequence of float or Tensor): inverse sensitivity, a number or one per run.
+        delta (float): step size, usually one over the number of actions.
+        initial (float, optional): ε of a state never left. Default: 0.5.
+        state_key (NestedKey, optional): where the state is found, an index or a one-hot vector.
+            Default: ``"state"``.
+        value_change_key (NestedKey, optional): where :math:`\Delta Q` is found.
+            Default: ``"value_change"``.
+        batch_shape (sequence of int, optional): shape of the runs. Default: ``()``.
 
-    >>> VDBEEpsilon(num_states=3, sigma=1.0, delta=0.25).eps
-    tensor(0.5000, dtype=torch.float64)
+    Examples:
+        >>> VDBEEpsilon(num_states=3, sigma=1.0, delta=0.25)
+        VDBEEpsilon(eps=0.5, batch_shape=(), num_states=3, sigma=1, delta=0.25)
     """
 
     def __init__(
         self,
         num_states: int,
-        sigma: float | Sequence[float] | Tensor,
+        sigma: PerRun,
         delta: float,
         *,
         initial: float = 0.5,
@@ -69,26 +75,36 @@ class VDBEEpsilon(EpsilonStrategy):
         return self.epsilons.mean(-1)
 
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        """ε of each run's current state."""
+        """ε of each run's current state.
+
+        Args:
+            tensordict (TensorDictBase): with the state.
+
+        Returns:
+            ``[*batch_shape]`` or finer.
+        """
         if self.state_key is None:
             return self.epsilons.squeeze(-1)
         return self._at_state(self.epsilons, tensordict)
 
-    def update(self, transition: TensorDictBase) -> None:
-        """Move ε of each state left towards what its value change says."""
-        self._learn(*self._read(transition))
-
-    def _read(self, transition: TensorDictBase) -> tuple[Tensor, ...]:
-        change = self._entry(transition, self.value_change_key, self.epsilons).double()
+    def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
+        """Value changes, where to learn from them, and states, ``[steps, *batch_shape]`` each."""
+        change = self.entry(transition, self.value_change_key, self.epsilons).double()
         if self.state_key is None:
             state = torch.zeros_like(change, dtype=torch.int64)
         else:
             state = self._state_left(transition, self.num_states, change)
-        learns = self._taken(transition, change) & change.isfinite()
-        return tuple(self._steps(transition, column) for column in (change, learns, state))
+        learns = self.mark_like(taken, change) & change.isfinite()
+        return tuple(self.steps(transition, column) for column in (change, learns, state))
 
-    def _learn(self, *columns: Tensor) -> None:
+    def learn(self, *columns: Tensor) -> None:
+        """Move ε of each state left towards what its value change says."""
         for change, learns, state in zip(*(column.unbind(0) for column in columns), strict=True):
             old = gather_state(self.epsilons, state)
             new = vdbe_epsilon(old, change, self.sigma, self.delta)
             self.epsilons.scatter_(-1, state[..., None], torch.where(learns, new, old)[..., None])
+
+    def extra_repr(self) -> str:
+        """ε and its formula's parameters."""
+        formula = f"sigma={shown(self.sigma)}, delta={self.delta:.4g}"
+        return f"{super().extra_repr()}, num_states={self.num_states}, {formula}"

@@ -127,7 +127,7 @@ class EpsilonGreedyLearner(RecordedLearner):
         """The transitions of all ranks, if the posterior is shared."""
         if not self.shared_posterior or world_size() == 1:
             return transition
-        keys = (*self.explore.strategy.in_keys, self.explore.epsilon_key, ACTIVE_KEY)
+        keys = (*self.explore.strategy.in_keys, self.explore.taken_key, ACTIVE_KEY)
         kept = transition.select(*keys, strict=False)
         gathered = [part.to(transition.device) for part in from_all_ranks(kept.cpu())]
         result: TensorDictBase = torch.stack(gathered, -1)

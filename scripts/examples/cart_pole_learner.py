@@ -39,8 +39,9 @@ class CartPoleLearner:
         self.buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10_000), batch_size=64)
 
     def learn_epsilon(self, data: TensorDictBase) -> dict[str, Any]:
-        """Returns ε as it was before, and that which `data` was taken with."""
-        before = {"epsilon": self.explore.eps.item(), "acted_with": data["epsilon"].clone()}
+        """Returns ε as it was before, and that which `data` was taken with, where it was."""
+        recorded = {"acted_with": data["epsilon"].clone(), "taken": data["taken"].clone()}
+        before = {"epsilon": self.explore.eps.item(), **recorded}
         self.explore.update(self.returns(data))
         return before
 

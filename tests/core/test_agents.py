@@ -27,7 +27,7 @@ def test_agents_may_each_have_their_own_epsilon(name, time):
     together.update(data)
     for agent in range(AGENTS):
         alone, part = FACTORIES[name](RUNS), data.clone()
-        for key in ("greedy_return", "uniform_return", "value_change", "epsilon"):
+        for key in ("greedy_return", "uniform_return", "value_change"):
             part[key] = part[key][..., agent]
         alone.update(part)
         assert torch.equal(together.eps[:, agent], alone.eps)
@@ -41,19 +41,20 @@ def test_agents_may_share_an_epsilon_and_are_walked_within_each_step(name):
     for time in range(6):
         for agent in range(AGENTS):
             part = data[:, time].clone()
-            for key in ("greedy_return", "uniform_return", "value_change", "epsilon"):
+            for key in ("greedy_return", "uniform_return", "value_change"):
                 part[key] = part[key][..., agent]
             walked.update(part)
     assert same(memory(pooled), memory(walked))
 
 
 @pytest.mark.parametrize("name", ["geometric", "power", "linear"])
-def test_schedules_count_runs_however_many_agents_record_epsilon(name):
+def test_schedules_count_a_step_that_any_of_the_agents_took(name):
     data = transitions((*RUNS, 6), agents=(AGENTS,))
-    data["epsilon"][:, 0] = 0
+    data["taken"][:, 0] = False
+    data["taken"][:, 1, 0] = False
     strategy, expected = FACTORIES[name](RUNS), FACTORIES[name](RUNS)
-    strategy.update(data)
-    expected.update(data[:, 1:].exclude("epsilon"))
+    strategy.update(data, data["taken"])
+    expected.update(data[:, 1:])
     assert same(memory(strategy), memory(expected))
 
 
@@ -87,7 +88,7 @@ def test_every_agent_may_have_its_own_state(name):
     strategy.update(data)
     for agent in range(agents):
         alone, part = FACTORIES[name]((2,)), data.clone()
-        for key in ("greedy_return", "uniform_return", "value_change", "epsilon"):
+        for key in ("greedy_return", "uniform_return", "value_change"):
             part[key] = part[key][..., agent]
         part["state"] = state[..., agent]
         alone.update(part)
@@ -111,9 +112,8 @@ def test_agents_keep_their_own_epsilon_when_environments_are_pooled():
     explore = AdaptiveEGreedyModule(Categorical(5, shape=[3]), strategy, action_key=key)
     action = torch.full((400, 3), 4)
     td = explore(TensorDict({"agents": TensorDict({"action": action}, [400, 3])}, [400]))
-    torch.testing.assert_close(
-        td["agents", "epsilon"], strategy.eps.float().clamp(min=1e-38).expand(400, 3)
-    )
+    torch.testing.assert_close(td["agents", "epsilon"], strategy.eps.float().expand(400, 3))
+    assert td["agents", "taken"].shape == (400, 3)
     changed = (td[key] != 4).float().mean(0)
     expected = 0.8 * torch.tensor([0.0, 1 / 2.01, 1 / 2.1])
     torch.testing.assert_close(changed, expected, atol=0.08, rtol=0)

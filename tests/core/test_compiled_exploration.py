@@ -19,6 +19,7 @@ from contracts import (
 )
 from scipy import stats
 from torch import nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import QValueActor
 
 from bmc_torchrl import BMCEpsilon, ConstantEpsilon, OneStepReturns
@@ -54,6 +55,18 @@ def test_every_strategy_acts_and_learns_in_one_graph(name):
         for ours, theirs in zip(graph(compiled, td, data), expected, strict=True):
             assert torch.equal(ours, theirs)
     assert same(memory(compiled), memory(eager))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("name", ["plain", "bmc"])
+def test_greedy_acting_compiles_too(name):
+    explore = exploring(FACTORIES[name](RUNS)).eval()
+    act = torch.compile(explore, fullgraph=True, backend="eager")
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        acted = act(observed(RUNS))
+    assert (acted["action"] == 1).all()
+    assert not acted["epsilon"].any()
+    assert not acted["taken"].any()
 
 
 @pytest.mark.slow

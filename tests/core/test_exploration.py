@@ -1,12 +1,22 @@
-"""AdaptiveEGreedyModule as a drop-in: specs, keys, policies, vmap, warnings."""
+"""AdaptiveEGreedyModule in place of EGreedyModule: specs, keys, policies, vmap, warnings."""
 
 import copy
+import pickle
 import warnings
 from functools import partial
 
 import pytest
 import torch
-from contracts import ACTIONS, FACTORIES, RUNS, action_spec, exploring, observed, transitions
+from contracts import (
+    ACTIONS,
+    FACTORIES,
+    RUNS,
+    Plain,
+    action_spec,
+    exploring,
+    observed,
+    transitions,
+)
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -15,7 +25,12 @@ from torchrl.data import Composite, OneHot
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import QValueActor
 
-from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon, ConstantEpsilon, LinearEpsilon
+from bmc_torchrl import (
+    AdaptiveEGreedyModule,
+    BMCEpsilon,
+    ConstantEpsilon,
+    LinearEpsilon,
+)
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["root", "nested"])
@@ -61,7 +76,7 @@ def test_a_trainers_partial_builds_it():
     explore.step(4)
     assert float(explore.eps) == pytest.approx(0.8)
     assert explore.in_keys == ["chosen"]
-    assert explore.out_keys == ["chosen", "epsilon"]
+    assert explore.out_keys == ["chosen", "epsilon", "taken"]
     td = explore(TensorDict({"chosen": torch.zeros(3, dtype=torch.int64)}, [3]))
     torch.testing.assert_close(td["epsilon"], torch.full([3], 0.8))
 
@@ -73,18 +88,61 @@ def test_keys_are_declared(nested):
     root = ("agents",) if nested else ()
     names = [(*root, name) if root else name for name in ("action", "action_mask", "action_value")]
     assert explore.in_keys == [*names, "state"]
-    assert explore.out_keys == [names[0], (*root, "epsilon") if root else "epsilon"]
+    written = [(*root, name) if root else name for name in ("epsilon", "taken")]
+    assert explore.out_keys == [names[0], *written]
     td = observed(RUNS, masked=True, nested=nested)
     explore(td.select(*explore.in_keys))
 
 
-def test_the_recorded_epsilon_may_go_elsewhere_and_still_marks_random_frames():
-    explore = AdaptiveEGreedyModule(action_spec(False), epsilon_key=("log", "eps"))
+def test_the_records_may_go_elsewhere():
+    keys = {"epsilon_key": ("log", "eps"), "taken_key": ("log", "ours")}
+    explore = AdaptiveEGreedyModule(action_spec(False), **keys)
     td = explore(observed(RUNS))
     torch.testing.assert_close(td["log", "eps"], torch.full(RUNS, 1 / 2.01))
-    data = transitions(RUNS).set(("log", "eps"), torch.zeros(RUNS))
-    explore.update(data)
+    assert td["log", "ours"].all()
+    explore.update(transitions(RUNS).set(("log", "ours"), torch.zeros(RUNS, dtype=torch.bool)))
     assert float(explore.eps) == pytest.approx(1 / 2.01)
+
+
+def test_the_recorded_epsilon_is_exact_and_a_copy():
+    rates = torch.tensor([0.0, 1e-40, 0.5, 1.0], dtype=torch.float64)
+    explore = exploring(ConstantEpsilon(rates, batch_shape=RUNS))
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            recorded = explore(observed(RUNS))["epsilon"]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert torch.equal(recorded, rates.to(dtype))
+        explore.strategy.value.fill_(0.25)
+        assert torch.equal(recorded, rates.to(dtype))
+        explore.strategy.value.copy_(rates)
+
+
+def test_building_a_module_changes_nothing_about_its_strategy():
+    strategy = FACTORIES["stacked"](RUNS)
+    before = [dict(vars(part)) for part in strategy.modules()]
+    keys = {"epsilon_key": "eps", "taken_key": "ours"}
+    AdaptiveEGreedyModule(action_spec(False), strategy, **keys)
+    assert [dict(vars(part)) for part in strategy.modules()] == before
+
+
+def test_one_property_is_a_strategy():
+    explore = exploring(Plain(RUNS))
+    assert explore.state_dict() == {}
+    explore.load_state_dict({})
+    for mode in (explore.train(), explore.eval(), pickle.loads(pickle.dumps(explore))):
+        explored = mode(observed((*RUNS, 5000)))["action"] != 1
+        torch.testing.assert_close(
+            explored.float().mean(-1), torch.full(RUNS, 0.3 * 0.75), rtol=0, atol=0.03
+        )
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            td = mode(observed(RUNS))
+        assert (td["action"] == 1).all()
+        assert not td["epsilon"].any()
+        mode.update(transitions((*RUNS, 5)))
+        mode.step(5)
+    assert explore.eps.tolist() == [0.3] * 4
 
 
 def test_the_module_takes_egreedys_place_in_a_policy():

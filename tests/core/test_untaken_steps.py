@@ -1,45 +1,115 @@
-"""What does not belong in a posterior: random frames, padding, values that are not finite."""
+"""What does not belong in a posterior: frames of others, padding, values that are not finite."""
 
 import math
 
 import pytest
 import torch
-from contracts import FACTORIES, LEARNING, RUNS, action_spec, memory, observed, same, transitions
+from contracts import (
+    AGENTS,
+    FACTORIES,
+    LEARNING,
+    RUNS,
+    exploring,
+    memory,
+    observed,
+    same,
+    transitions,
+)
 from probes import ProbeEnv, exit_step
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon, VDBEEpsilon
+from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon, ConstantEpsilon, VDBEEpsilon
+
+each_learning = pytest.mark.parametrize("name", LEARNING)
 
 
-@pytest.mark.parametrize("name", LEARNING)
-@pytest.mark.parametrize("mark", ["padding", "random frames"])
-def test_steps_that_the_policy_did_not_take_teach_nothing(name, mark):
+def learned(strategy):
+    """What was learned; not the last log ratio, which is of the last step even if it is skipped."""
+    return {key: x for key, x in memory(strategy).items() if "log_evidence" not in key}
+
+
+@each_learning
+@pytest.mark.parametrize("mark", ["argument", "entry", ("collector", "mask"), "mask"])
+def test_marked_steps_teach_and_no_other(name, mark):
     data = transitions((*RUNS, 12))
     real = torch.rand(12) < 0.5
-    if mark == "padding":
-        data["collector"] = TensorDict({"mask": real.expand(*RUNS, 12)}, data.batch_size)
-    else:
-        data["epsilon"] = data["epsilon"] * real
-    marked, picked = FACTORIES[name](RUNS), FACTORIES[name](RUNS)
-    marked.update(data)
-    if "offline" in name or name == "stacked":
-        data["next", "done"][:, ~real] = False
-        marked = FACTORIES[name](RUNS)
-        marked.update(data)
+    # An episode that ends in a step of others still ends, for who holds ε for an episode.
+    data["next", "done"][:, ~real] = False
+    everywhere = real.expand(*RUNS, 12)
+
+    def taught(data, everywhere):
+        explore = exploring(FACTORIES[name](RUNS))
+        if mark == "argument":
+            explore.strategy.update(data, everywhere)
+        else:
+            explore.update(data.clone().set("taken" if mark == "entry" else mark, everywhere))
+        return learned(explore.strategy)
+
+    picked = FACTORIES[name](RUNS)
     picked.update(data[:, real])
-    for key in ("alpha", "beta", "episodes", "frames", "epsilons", "return_count", "return_m2"):
-        if key in dict(marked.named_buffers()):
-            assert torch.equal(marked.get_buffer(key), picked.get_buffer(key))
-    assert torch.equal(marked.eps, picked.eps)
-    untouched = FACTORIES[name](RUNS)
-    untouched.update(data[:, ~real])
-    assert torch.equal(untouched.eps, FACTORIES[name](RUNS).eps)
+    assert same(taught(data, everywhere), learned(picked))
+    untouched = taught(data[:, ~real], everywhere[:, ~real])
+    assert same(untouched, learned(FACTORIES[name](RUNS)))
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@each_learning
+def test_a_mark_does_not_undo_padding(name):
+    data = transitions((*RUNS, 12))
+    data["next", "done"].zero_()
+    taken, real = torch.rand(*RUNS, 12) < 0.5, torch.rand(*RUNS, 12) < 0.5
+    both, one = FACTORIES[name](RUNS), FACTORIES[name](RUNS)
+    both.update(data.clone().set(("collector", "mask"), real), taken)
+    one.update(data, taken & real)
+    assert same(memory(both), memory(one))
+
+
+@each_learning
+def test_data_without_a_mark_count_whole(name):
+    data = transitions((*RUNS, 6))
+    marked, bare = exploring(FACTORIES[name](RUNS)), exploring(FACTORIES[name](RUNS))
+    marked.update(data)
+    bare.update(data.exclude("taken"))
+    assert same(memory(marked), memory(bare))
+    assert not same(memory(bare), memory(exploring(FACTORIES[name](RUNS))))
+
+
+@each_learning
+def test_a_mask_of_actions_is_no_mark(name):
+    data, plain = transitions((*RUNS, 6)), transitions((*RUNS, 6))
+    data = plain.clone().set("mask", torch.zeros(*RUNS, 6, 4, dtype=torch.bool))
+    masked, free = FACTORIES[name](RUNS), FACTORIES[name](RUNS)
+    masked.update(data)
+    free.update(plain)
+    assert same(memory(masked), memory(free))
+
+
+@pytest.mark.parametrize("name", ["vdbe", "bmc"])
+def test_each_agent_has_its_own_mark(name):
+    data = transitions((*RUNS, 6), agents=(AGENTS,))
+    taken = torch.rand(*RUNS, 6, AGENTS) < 0.5
+    together = FACTORIES[name]((*RUNS, AGENTS))
+    together.update(data, taken)
+    for agent in range(AGENTS):
+        alone, part = FACTORIES[name](RUNS), data.clone()
+        for key in ("greedy_return", "uniform_return", "value_change"):
+            part[key] = part[key][..., agent]
+        alone.update(part, taken[..., agent])
+        assert torch.equal(together.eps[:, agent], alone.eps)
+
+
+def test_a_mark_must_be_of_every_step():
+    strategy = BMCEpsilon(batch_shape=RUNS)
+    before = memory(strategy)
+    message = r"taken has shape \(4,\), which does not start with .* batch size \(4, 6\): mark"
+    with pytest.raises(ValueError, match=message):
+        strategy.update(transitions((*RUNS, 6)), torch.ones(RUNS, dtype=torch.bool))
+    assert same(memory(strategy), before)
+
+
+@each_learning
 def test_random_frames_of_a_collector_teach_nothing(name):
     env = ProbeEnv(exit_step, batch_size=RUNS)
     explore = AdaptiveEGreedyModule(env.action_spec, FACTORIES[name](RUNS))
@@ -59,12 +129,25 @@ def test_random_frames_of_a_collector_teach_nothing(name):
         data["value_change"] = torch.ones(data.batch_size)
         explore.update(data)
         warm_up = batch < 2
-        assert bool((data["epsilon"] == 0).all()) == warm_up
-        assert bool((data["epsilon"] > 0).all()) != warm_up
+        assert data["taken"].dtype == torch.bool
+        assert bool(data["taken"].any()) == bool(data["taken"].all()) != warm_up
         changed = not torch.equal(explore.eps, FACTORIES[name](RUNS).eps)
         assert changed != warm_up
     collector.shutdown()
     assert not same(start, memory(explore.strategy))
+
+
+@each_learning
+def test_greedy_frames_teach_nothing(name):
+    env = ProbeEnv(exit_step, batch_size=RUNS)
+    explore = AdaptiveEGreedyModule(env.action_spec, FACTORIES[name](RUNS))
+    greedy = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["action"])
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        data = env.rollout(5, TensorDictSequential(greedy, explore), break_when_any_done=False)
+    assert not data["taken"].any()
+    before = memory(explore)
+    explore.update(transitions(data.batch_size).update(data.select("taken")))
+    assert same(learned(explore), {key: x for key, x in before.items() if "log_ev" not in key})
 
 
 @pytest.mark.parametrize("mask_key", ["mask", ("collector", "mask")])
@@ -122,16 +205,18 @@ def test_vdbe_skips_value_changes_that_are_not_finite(bad):
 
 
 def test_an_epsilon_that_decayed_to_nothing_can_rise_again():
-    explore = AdaptiveEGreedyModule(
-        action_spec(False), VDBEEpsilon(1, 1.0, 0.5, initial=0.5, batch_shape=[1])
-    )
-    data = transitions((1, 200))
+    explore = exploring(VDBEEpsilon(1, 1.0, 0.5, initial=0.5, batch_shape=[1]))
+    data = transitions((1, 200)).exclude("taken")
     for change, rises in ((0.0, False), (5.0, True)):
-        data["epsilon"] = explore(observed((1, 200)))["epsilon"]
+        acted = explore(observed((1, 200)))
+        assert bool((acted["epsilon"] == 0).all()) == rises
+        data = data.update(acted.select("epsilon", "taken"))
         data["value_change"] = torch.full((1, 200), change)
         explore.update(data)
         assert (float(explore.eps) > 0.5) == rises
-    explore.update(
-        data.set("epsilon", torch.zeros(1, 200)).set("value_change", torch.zeros(1, 200))
-    )
-    assert float(explore.eps) > 0.5
+
+
+def test_an_epsilon_of_zero_is_taken_all_the_same():
+    acted = exploring(ConstantEpsilon(0.0))(observed(RUNS))
+    assert (acted["epsilon"] == 0).all()
+    assert acted["taken"].all()

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch import Tensor
 from torchrl.collectors import MultiAsyncCollector
 
 from bmc_torchrl import BMCEpsilon
-from bmc_torchrl.functional import Moments, welford_merge, welford_update
 from bmc_torchrl.interop.watched_collectors import watched, worker_processes
 
 ROOT = Path(__file__).parents[2]
@@ -131,13 +129,14 @@ def assert_dies_well(result: dict[str, Any], folder: Path, cause: str) -> None:
 
 
 def assert_leaves_out_the_warmup(result: dict[str, Any]) -> None:
-    """The posterior has counted every frame that was taken with an ε, and no other."""
-    acted = [batch["acted_with"] for batch in result["history"]]
-    random = sum(int((epsilon == 0).sum()) for epsilon in acted)
-    assert random >= WARMUP
+    """The posterior has counted every frame that the policy took, and no other."""
+    marks = [batch["taken"] for batch in result["history"]]
+    assert sum(int((~taken).sum()) for taken in marks) >= WARMUP
+    for batch, taken in zip(result["history"], marks, strict=True):
+        assert torch.equal(batch["acted_with"] != 0, taken)
     for number, state in enumerate(result["saved"]):
-        taken = sum(int((epsilon != 0).sum()) for epsilon in acted[: number + 1])
-        assert int(state["strategy.return_count"]) == taken
+        counted = sum(int(taken.sum()) for taken in marks[: number + 1])
+        assert int(state["strategy.return_count"]) == counted
     assert result["saved"][-1]["strategy.return_count"] > 0
 
 
@@ -149,7 +148,7 @@ def assert_every_batch_has_the_learners_epsilon(result: dict[str, Any]) -> None:
     epsilons = as_recorded(result["history"])
     for epsilon, batch in zip(epsilons, result["history"], strict=True):
         assert batch["acted_with"].shape == (2, 50)
-        if (batch["acted_with"] != 0).any():
+        if batch["taken"].any():
             assert (batch["acted_with"] == epsilon).all()
     learnt = epsilons[WARMUP // 100 :]
     assert (learnt.diff() < 0).all()
@@ -170,7 +169,7 @@ def test_workers_out_of_step_act_with_an_epsilon_that_the_learner_had(tmp_path: 
     began, behind = {0: 0, 1: 0}, 0
     for number, batch in enumerate(result["history"]):
         worker = result["workers"][number]
-        acted = batch["acted_with"][batch["acted_with"] != 0].tolist()
+        acted = batch["acted_with"][batch["taken"]].tolist()
         assert acted == sorted(acted, reverse=True)
         # A worker goes on when its last batch is received, before the learner learns from it.
         assert set(acted) <= set(epsilons[began[worker] : number + 1])
@@ -234,29 +233,6 @@ def test_an_error_of_the_block_is_its_own_while_all_workers_live() -> None:
         raise ZeroDivisionError
     assert collector.ended
     assert not any(process.is_alive() for process in collector.procs)
-
-
-def moments_of(observations: Tensor) -> Moments:
-    """Of every column of ``[time, *workers]``."""
-    moments = Moments(*torch.zeros(3, *observations.shape[1:], dtype=torch.float64))
-    for observation in observations:
-        moments = welford_update(moments, observation)
-    return moments
-
-
-@pytest.mark.parametrize("sizes", [[500, 500], [1, 999], [300, 0, 700], [125] * 8])
-def test_moments_kept_by_each_worker_merge_into_those_of_one_stream(sizes: list[int]) -> None:
-    observations = 100 + torch.randn(1000, dtype=torch.float64).cumsum(0)
-    merged = reduce(welford_merge, [moments_of(part) for part in observations.split(sizes)])
-    torch.testing.assert_close(tuple(merged), tuple(moments_of(observations)), rtol=1e-12, atol=0)
-
-
-def test_moments_of_workers_side_by_side_merge_into_those_of_one_stream() -> None:
-    observations = torch.randn(250, 4, dtype=torch.float64)
-    workers = moments_of(observations)
-    merged = reduce(welford_merge, [Moments(*(x[i] for x in workers)) for i in range(4)])
-    alone = moments_of(observations.reshape(-1))
-    torch.testing.assert_close(tuple(merged), tuple(alone), rtol=1e-12, atol=1e-12)
 
 
 def streams(kind: str, workers: int = 8, steps: int = 1000) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from bmc_torchrl.lockstep.numba import domains as kernel_domains
 from bmc_torchrl.lockstep.numba import formulas as kernels
 from bmc_torchrl.lockstep.numba.arguments import domain_kernel, read_strategy
 from bmc_torchrl.strategies import ConstantEpsilon, GeometricEpsilon, PowerEpsilon
-from bmc_torchrl.strategies.bmc import BMCPosterior, bmc_step
+from bmc_torchrl.strategies.bmc import BMCPosterior, bmc_step, usable
 
 
 def test_generators_give_the_reference_numbers_of_their_authors():
@@ -130,8 +130,8 @@ def test_bmc_kernel_is_bmc_step(random):
     uniform = greedy - 10 ** double(COUNT, random=random, low=-6, high=2)
     greedy[:50] = torch.inf
     before = BMCPosterior(alpha, beta, count, mean, m2 * (count > 1))
-    taken = torch.ones(COUNT, dtype=torch.bool)
-    after, _ = bmc_step(before, greedy, uniform, taken, StudentTLikelihood(prior))
+    learns = usable(greedy, uniform)
+    after, _ = bmc_step(before, greedy, uniform, learns, StudentTLikelihood(prior))
     posterior, parameters = torch.stack(before, -1).numpy(), np.array([0.3, 2.0, 500.0, 20.0])
     epsilon = [
         kernels.bmc_update(row, q, u, parameters)

@@ -11,7 +11,7 @@ from oracles import EXACT, FLOAT, Run, strength_form
 
 from bmc_torchrl import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl import functional as fn
-from bmc_torchrl.strategies.bmc import BMCPosterior, bmc_step
+from bmc_torchrl.strategies.bmc import BMCPosterior, bmc_step, usable
 
 modest = settings(deadline=None, max_examples=25, derandomize=True)
 
@@ -25,7 +25,7 @@ def walk(posterior, greedy, uniform, likelihood, taken=None):
     """Every posterior along ``[steps, *batch]`` returns, the first one included."""
     taken = torch.ones_like(greedy, dtype=torch.bool) if taken is None else taken
     path = [posterior]
-    for step in zip(greedy, uniform, taken, strict=True):
+    for step in zip(greedy, uniform, taken & usable(greedy, uniform), strict=True):
         path.append(bmc_step(path[-1], *step, likelihood)[0])
     return path
 

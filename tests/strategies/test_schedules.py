@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from contracts import RUNS, action_spec, exploring, observed, stacked, transitions
+from contracts import RUNS, Plain, action_spec, exploring, observed, stacked, transitions
 from torchrl.modules import EGreedyModule
 
 from bmc_torchrl import (
@@ -98,30 +98,43 @@ def test_a_stack_passes_frames_on():
 
 
 class Halving(EpsilonStrategy):
-    """What a user writes: two verbs and a buffer."""
+    """What a user writes: ε, what it reads, and how it learns."""
+
+    in_keys = ["value_change"]  # noqa: RUF012
 
     def __init__(self, shape):
         super().__init__(shape)
-        self.in_keys = []
         self.register_buffer("value", torch.ones(shape, dtype=torch.float64))
 
     @property
     def eps(self):
         return self.value
 
-    def epsilon(self, tensordict):
-        return self.value
+    def read(self, transition, taken):
+        change = self.entry(transition, "value_change", self.value)
+        return (self.steps(transition, self.mark_like(taken, change)),)
 
-    def update(self, transition):
-        self.value /= 2
+    def learn(self, counted):
+        self.value /= 2.0 ** counted.sum(0)
 
 
 def test_a_users_own_strategy_works_alone_and_stacked():
     alone = exploring(Halving(RUNS))
-    stack = exploring(StackedEpsilon([Halving([1]), ConstantEpsilon(0.3, batch_shape=[3])]))
+    stack = exploring(
+        StackedEpsilon([Halving([1]), Plain([1]), ConstantEpsilon(0.4, batch_shape=[2])])
+    )
     for explore in (alone, stack):
         explore.update(transitions(RUNS))
-        explore.update(transitions(RUNS))
-    assert alone.eps.tolist() == [0.25] * 4
-    assert stack.eps.tolist() == [0.25, 0.3, 0.3, 0.3]
+        explore.update(transitions((*RUNS, 3)))
+        with pytest.raises(KeyError, match=r"Halving needs the key \W+value_change"):
+            explore.update(transitions(RUNS).exclude("value_change"))
+    assert alone.eps.tolist() == [1 / 16] * 4
+    assert stack.eps.tolist() == [1 / 16, 0.3, 0.4, 0.4]
     torch.testing.assert_close(stack(observed(RUNS))["epsilon"], stack.eps.float())
+    assert stack.strategy.in_keys == alone.strategy.in_keys == ["value_change"]
+    assert (alone.strategy.needs_update, Plain().needs_update) == (True, False)
+
+
+def test_a_strategy_without_buffers_follows_the_others_of_its_stack():
+    stack = StackedEpsilon([Plain([1]), ConstantEpsilon(0.4, batch_shape=[1])]).to("meta")
+    assert stack.eps.device == stack.epsilon(observed([2])).device == torch.device("meta")

@@ -8,6 +8,7 @@ import torch
 from contracts import (
     AGENTS,
     FACTORIES,
+    LEARNING,
     MASK,
     RUNS,
     STRATEGY_SHAPES,
@@ -73,7 +74,8 @@ def test_only_the_random_exploration_type_explores(name, shape, nested):
         acted = td["agents"] if nested else td
         explores = kind == ExplorationType.RANDOM
         assert bool((acted["action"] != 1).any()) == explores
-        assert bool((acted["epsilon"] > 0).all()) == explores
+        for mark in (acted["epsilon"] > 0, acted["taken"]):
+            assert bool(mark.all()) == bool(mark.any()) == explores
 
 
 @each_strategy
@@ -84,7 +86,7 @@ def test_walking_time_is_stepping_through_it(name, shape):
     for time in range(9):
         stepped.update(data[..., time])
     assert same(memory(walked), memory(stepped))
-    if name != "constant":
+    if name in LEARNING:
         assert not same(memory(walked), memory(FACTORIES[name](shape)))
 
 
@@ -161,7 +163,7 @@ def test_every_strategy_declares_what_it_reads(name):
     strategy, data = FACTORIES[name](RUNS), transitions((*RUNS, 4))
     twin = FACTORIES[name](RUNS)
     strategy.update(data)
-    twin.update(data.select(*strategy.in_keys, "epsilon"))
+    twin.update(data.select(*strategy.in_keys))
     assert same(memory(strategy), memory(twin))
     for key in strategy.in_keys:
         with pytest.raises(KeyError, match=str(key if isinstance(key, str) else key[-1])):

@@ -257,7 +257,7 @@ def _parameters(part: EpsilonStrategy) -> tuple[float | Tensor, ...]:
         return part.sigma, part.delta
     assert isinstance(part, BMCEpsilon)
     assert isinstance(part.likelihood, StudentTLikelihood)
-    prior = part.likelihood.prior
+    prior = part.likelihood
     return prior.mu0, prior.tau0, prior.a0, prior.b0
 
 
