@@ -14,7 +14,12 @@ __all__ = ["Announce", "CompiledOnce"]
 Announce = Callable[[str], None]
 """Is told what is being compiled, before and after."""
 
-_WHOLE: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+_WHOLE: dict[str, Any] = {
+    "fullgraph": True,
+    "dynamic": False,
+    "isolate_recompiles": True,
+    "options": {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe},
+}
 
 _log = logging.getLogger(__name__)
 
