@@ -109,7 +109,7 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
         done = tensordict.get("done")
         state = {}
         for key, fresh in self._initial_state().items():
-            mask = done.reshape(*self.batch_size, *[1] * (fresh.ndim - len(self.batch_size)))
+            mask = done.reshape((*self.batch_size, *[1] * (fresh.ndim - len(self.batch_size))))
             state[key] = torch.where(mask, fresh, tensordict.get(key))
         step_count = tensordict.get("step_count").masked_fill(done, 0)
         return tensordict.update(

@@ -11,7 +11,12 @@ import torch
 
 __all__ = ["CompiledOnce"]
 
-_WHOLE: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+_WHOLE: dict[str, Any] = {
+    "fullgraph": True,
+    "dynamic": False,
+    "isolate_recompiles": True,
+    "options": {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe},
+}
 
 _log = logging.getLogger(__name__)
 

@@ -9,11 +9,13 @@ from bmc_torchrl.training.callbacks import (
     ResultsTable,
     StopAfterPerfectTests,
 )
+from bmc_torchrl.training.dqn import EpsilonGreedyDQN
 from bmc_torchrl.training.transitions import TransitionStream
 
 __all__ = [
     "AtomicCheckpoint",
     "EpisodeProgress",
+    "EpsilonGreedyDQN",
     "EpsilonGreedyLearner",
     "GreedyEvaluation",
     "LossRule",

@@ -113,7 +113,13 @@ class EpsilonGreedyLearner(RecordedLearner):
             transition.set(("next", "epsilon"), epsilon.to(torch.get_default_dtype()))
         self._learn(transition, log.done)
         logged = ("next", "epsilon") if self.rule.on_policy else "epsilon"
-        due = log.record(transition, transition.get(logged))
+        due = log.record(
+            transition.get(("next", "reward")).squeeze(-1),
+            transition.get(("next", "done")).squeeze(-1),
+            transition.get(logged),
+            transition.get("loss"),
+            self.strategy.diagnostics(),
+        )
         for hook in self.step_hooks:
             hook(due)
 
@@ -141,13 +147,6 @@ class EpsilonGreedyLearner(RecordedLearner):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give this rank its own back."""
         checkpoint["state_dict"] = of_this_rank(checkpoint.pop("ranks", [checkpoint["state_dict"]]))
-
-    def metrics(self) -> dict[str, Tensor]:
-        """What is known so far, as tensors on the device."""
-        return super().metrics() | {
-            "train/loss": self.chunk_loss,
-            "train/return": self.log_of_episodes.train_return.nanmean(),
-        }
 
 
 @contextmanager
