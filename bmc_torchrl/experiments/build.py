@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning as L  # noqa: N812
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -15,23 +17,24 @@ from bmc_torchrl import AdaptiveEGreedyModule, EpsilonStrategy, OneStepReturns, 
 from bmc_torchrl.errors import SettingsError
 from bmc_torchrl.experiments.configs import plain
 from bmc_torchrl.experiments.settings import chosen_device, chosen_strategies
-from bmc_torchrl.learners.builders import build_learner
-from bmc_torchrl.learners.settings import LearnerSettings, RunSettings
+from bmc_torchrl.learners.builders import build_learner, build_network
+from bmc_torchrl.learners.q_learning import Target, dqn_loss
+from bmc_torchrl.learners.settings import DQNSettings, LearnerSettings, RunSettings
 from bmc_torchrl.lockstep.interface import Engine, engine_class, make_engine
 from bmc_torchrl.training import (
+    EpsilonGreedyDQN,
     EpsilonGreedyLearner,
     GreedyEvaluation,
     StopAfterPerfectTests,
     TransitionStream,
 )
 from bmc_torchrl.training.lockstep_module import ChunkStream, LockstepLearner
-from bmc_torchrl.training.run_records import RecordedLearner
 from bmc_torchrl.training.transitions import seed_everything
 from bmc_torchrl.training.video import GreedyVideo
 
 __all__ = ["Job", "build_engine", "build_job", "build_strategy", "run_settings", "strategy_seed"]
 
-Job = tuple[RecordedLearner, TransitionStream | ChunkStream, list[Any]]
+Job = tuple[L.LightningModule, TransitionStream | ChunkStream | None, list[Any]]
 
 
 def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> EpsilonStrategy:
@@ -101,28 +104,89 @@ def build_job(cfg: DictConfig) -> Job:
     """The learner, what it iterates over, and the callbacks of its own."""
     seed_everything(cfg.seed)
     strategy = build_strategy(cfg, chosen_strategies(cfg), cfg.runs)
-    build = _build_lockstep if uses_lockstep(cfg, strategy) else _build_torchrl
-    return build(cfg, strategy)
+    if uses_lockstep(cfg, strategy):
+        return _build_lockstep(cfg, strategy)
+    learner = learner_settings(cfg)
+    if isinstance(learner, DQNSettings):
+        return _build_dqn(cfg, strategy, learner)
+    return _build_published(cfg, strategy, learner)
 
 
 def _build_lockstep(cfg: DictConfig, strategy: EpsilonStrategy) -> Job:
     device = chosen_device(cfg.device)
     engine = build_engine(cfg, strategy.to(device), device=device, seed=cfg.seed)
-    learner = LockstepLearner(
-        engine, strategy, runs=engine.runs, episodes=cfg.episodes, log_every_n_chunks=1
-    )
+    learner = LockstepLearner(engine, strategy, runs=engine.runs, episodes=cfg.episodes)
     steps = cfg.trainer.lockstep_chunk_steps
     chunks = -(-cfg.episodes * cfg.domain.max_steps // steps) + 1
     return learner, ChunkStream(steps, chunks), []
 
 
-def _build_torchrl(cfg: DictConfig, strategy: EpsilonStrategy) -> Job:
+def _build_dqn(cfg: DictConfig, strategy: EpsilonStrategy, learner: DQNSettings) -> Job:
+    run, runs = run_settings(cfg, seed=cfg.seed), strategy.batch_shape.numel()
+    make_env = instantiate(cfg.domain.env)
+    options = {"device": chosen_device(cfg.device), "observation": cfg.observation}
+    env = make_env(batch_size=[runs], **options)
+    dimension = None if runs == 1 else runs
+    network, key = build_network(env, dimension or (), learner.hidden, learner.dueling)
+    name: Target = "double_dqn" if learner.double else "dqn"
+    compile, test_every = bool(cfg.trainer.compile), cfg.domain.get("test_every", 1)
+    module = EpsilonGreedyDQN(
+        env,
+        network,
+        strategy,
+        gamma=run.gamma,
+        lr=learner.learning_rate,
+        loss=functools.partial(dqn_loss, name, run.gamma, dimension) if learner.torchrl else name,
+        loss_function=learner.loss_function,
+        batch_size=learner.batch_size,
+        buffer_size=learner.capacity,
+        learning_starts=max(learner.warmup, learner.batch_size),
+        n_steps=learner.n_steps,
+        prioritized=learner.prioritized,
+        target_tau=learner.target_tau,
+        target_interval=learner.target_interval,
+        mask_terminated=run.mask_terminated,
+        runs=dimension,
+        episodes=run.episodes,
+        test_every=test_every,
+        observation_key=key,
+        epoch_steps=run.episodes * cfg.domain.max_steps,
+        shared_posterior=cfg.shared_posterior,
+        compile=compile,
+        chunk_steps=cfg.trainer.chunk_steps * test_every,
+        max_grad_norm=learner.max_grad_norm,
+    )
+    return module, None, _tests(cfg, run, make_env, options, runs, snapshot=compile)
+
+
+def _tests(
+    cfg: DictConfig, run: RunSettings, make_env: Any, options: Any, runs: int, *, snapshot: bool
+) -> list[Any]:
+    """The callbacks that test a job's runs, stop those that are perfect, and film the first."""
+    evaluation = GreedyEvaluation(
+        make_env(batch_size=[runs, run.tests], **options),
+        gamma=cfg.domain.get("test_gamma", run.gamma),
+        max_steps=cfg.domain.max_steps,
+        seed=run.seed + 1,
+        snapshot=snapshot,
+        one_by_one=not cfg.domain.native,
+    )
+    own: list[Any] = [evaluation]
+    if run.stop_after_perfect_tests is not None:
+        own.append(StopAfterPerfectTests(run.stop_after_perfect_tests, cfg.domain.max_steps))
+    if cfg.domain.native:
+        film = Path(cfg.output) / "greedy.gif"
+        own.append(GreedyVideo(film, evaluation.env, cfg.domain.max_steps))
+    return own
+
+
+def _build_published(cfg: DictConfig, strategy: EpsilonStrategy, settings: LearnerSettings) -> Job:
     device, run = chosen_device(cfg.device), run_settings(cfg, seed=cfg.seed)
     runs = strategy.batch_shape.numel()
     make_env = instantiate(cfg.domain.env)
     options = {"device": device, "observation": cfg.observation}
     env = make_env(batch_size=[runs], **options)
-    q_actor, rule = build_learner(learner_settings(cfg), env, run.gamma)
+    q_actor, rule = build_learner(settings, env, run.gamma)
     test_every = cfg.domain.get("test_every", 1)
     masked = "terminated" if run.mask_terminated else None
     returns = OneStepReturns(q_actor, run.gamma, terminated_key=masked)
@@ -137,7 +201,6 @@ def _build_torchrl(cfg: DictConfig, strategy: EpsilonStrategy) -> Job:
         episodes=run.episodes,
         next_action=run.next_action,
         shared_posterior=cfg.shared_posterior,
-        log_every_n_chunks=cfg.trainer.log_every_n_chunks,
         test_every=test_every,
         compile=plain(cfg.trainer)["compile"],
     )
@@ -148,18 +211,5 @@ def _build_torchrl(cfg: DictConfig, strategy: EpsilonStrategy) -> Job:
         cfg.domain.shortest_episode == cfg.domain.max_steps
         and cfg.domain.max_steps % chunk_steps == 0
     )
-    evaluation = GreedyEvaluation(
-        make_env(batch_size=[runs, run.tests], **options),
-        gamma=cfg.domain.get("test_gamma", run.gamma),
-        max_steps=cfg.domain.max_steps,
-        seed=run.seed + 1,
-        snapshot=not all_end_with_a_chunk,
-        one_by_one=not cfg.domain.native,
-    )
-    own: list[Any] = [evaluation]
-    if run.stop_after_perfect_tests is not None:
-        own.append(StopAfterPerfectTests(run.stop_after_perfect_tests, cfg.domain.max_steps))
-    if cfg.domain.native:
-        film = Path(cfg.output) / "greedy.gif"
-        own.append(GreedyVideo(film, evaluation.env, cfg.domain.max_steps))
-    return learner, stream, own
+    tests = _tests(cfg, run, make_env, options, runs, snapshot=not all_end_with_a_chunk)
+    return learner, stream, tests

@@ -6,24 +6,19 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import nn
-from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from torchrl.envs import EnvBase
 from torchrl.modules import QValueActor
-from torchrl.objectives import DQNLoss, SoftUpdate
 
-from bmc_torchrl.learners.replay import ProportionalSampler, run_replay_buffer
-from bmc_torchrl.learners.rules import LearningRule, LossRule, PublishedDQN, TabularSarsa
+from bmc_torchrl.learners.rules import LearningRule, PublishedDQN, TabularSarsa
 from bmc_torchrl.learners.settings import (
-    DQNSettings,
     ExpectedSarsaSettings,
     LearnerSettings,
     PublishedDQNSettings,
 )
 from bmc_torchrl.learners.values import ActiveFeatures, QNetwork, QTable, q_actor
 
-__all__ = ["Learner", "build_learner"]
+__all__ = ["Learner", "build_learner", "build_network"]
 
 
 class Learner(NamedTuple):
@@ -71,7 +66,7 @@ def _(settings: PublishedDQNSettings, env: EnvBase, gamma: float) -> Learner:
     if _mask_key(env) is not None:
         raise ValueError("learner=published_dqn knows no action masks; use learner=dqn.")
     runs = env.batch_size.numel()
-    network, key = _network(env, runs, settings.hidden)
+    network, key = build_network(env, runs, settings.hidden)
     rule = PublishedDQN(
         network,
         runs=runs,
@@ -87,49 +82,6 @@ def _(settings: PublishedDQNSettings, env: EnvBase, gamma: float) -> Learner:
     return Learner(_actor(env, network, key), rule)
 
 
-@build_learner.register
-def _(settings: DQNSettings, env: EnvBase, gamma: float) -> Learner:
-    runs, warmup = env.batch_size.numel(), settings.warmup
-    if runs > 1 and settings.prioritized:
-        raise ValueError(f"prioritized=true is for one run, got runs={runs}.")
-    network, key = _network(env, () if runs == 1 else runs, settings.hidden, settings.dueling)
-    actor = _actor(env, network, key)
-    loss = DQNLoss(
-        actor,
-        action_space="categorical",
-        delay_value=True,
-        double_dqn=settings.double,
-        reduction="mean" if runs == 1 else "none",
-    )
-    loss.make_value_estimator(gamma=gamma)
-    kept = [*actor.in_keys, "action"]
-    kept += [("next", key) for key in (*actor.in_keys, "reward", "done", "terminated")]
-    capacity, batch_size = settings.capacity, settings.batch_size
-    replay: ReplayBuffer
-    if runs == 1:
-        storage = LazyTensorStorage(capacity, device=env.device)
-        sampler = None
-        if settings.prioritized:
-            sampler = ProportionalSampler(capacity, alpha=0.6, beta=0.4)
-        replay = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size)
-    else:
-        replay = run_replay_buffer(capacity, runs, batch_size, device=env.device)
-        warmup = max(warmup, batch_size)
-    rule = LossRule(
-        loss,
-        functools.partial(torch.optim.Adam, lr=settings.learning_rate),
-        replay,
-        q_actor=actor,
-        target_updater=functools.partial(SoftUpdate, tau=settings.target_tau),
-        updates_per_step=settings.updates_per_step,
-        warmup=warmup,
-        keys=kept,
-        runs=runs,
-        max_grad_norm=settings.max_grad_norm,
-    )
-    return Learner(actor, rule)
-
-
 def _mask_key(env: EnvBase) -> str | None:
     return None if env.observation_spec.get("action_mask", None) is None else "action_mask"
 
@@ -139,7 +91,7 @@ def _actor(env: EnvBase, network: nn.Module, key: str) -> QValueActor:
     return q_actor(network, env.num_actions, in_key=key, action_mask_key=_mask_key(env))
 
 
-def _network(
+def build_network(
     env: EnvBase, runs: int | tuple[()], hidden: Sequence[int], dueling: bool = False
 ) -> tuple[nn.Module, str]:
     """A Q-network on what the environment shows, and the key of that."""

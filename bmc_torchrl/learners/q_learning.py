@@ -26,6 +26,7 @@ __all__ = [
     "QLearning",
     "Target",
     "TorchRLLearning",
+    "dqn_loss",
     "torchrl_learning",
 ]
 
@@ -307,6 +308,20 @@ class TorchRLLearning(Learning):
             self.target_updater.load_state_dict(contents["target"])
 
 
+def dqn_loss(name: str, gamma: float, runs: int | None, actor: QValueActor) -> DQNLoss:
+    """TorchRL's ``DQNLoss`` of a name, with a loss of its own for each run."""
+    double = {"dqn": False, "double_dqn": True}
+    if name not in double:
+        raise ValueError(
+            f"TorchRL's loss must be 'dqn', 'double_dqn' or a loss module, got {name!r}."
+        )
+    reduction = "mean" if runs is None else "none"
+    options = {"action_space": "categorical", "delay_value": True, "reduction": reduction}
+    loss = DQNLoss(actor, double_dqn=double[name], **options)
+    loss.make_value_estimator(gamma=gamma)
+    return loss
+
+
 def torchrl_learning(
     actor: QValueActor,
     gamma: float,
@@ -333,19 +348,7 @@ def torchrl_learning(
         target_tau (float or None): Of the default updater; None for none.
     """
     if isinstance(loss, str):
-        double = {"dqn": False, "double_dqn": True}
-        if loss not in double:
-            raise ValueError(
-                f"TorchRL's loss must be 'dqn', 'double_dqn' or a loss module, got {loss!r}."
-            )
-        module: LossModule = DQNLoss(
-            actor,
-            action_space="categorical",
-            delay_value=target_tau is not None,
-            double_dqn=double[loss],
-            reduction="mean" if runs is None else "none",
-        )
-        module.make_value_estimator(gamma=gamma)
+        module: LossModule = dqn_loss(loss, gamma, runs, actor)
     else:
         module = loss if isinstance(loss, LossModule) else loss(actor)
     if target_updater is None and target_tau is not None and module.delay_value:

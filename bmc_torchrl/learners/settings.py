@@ -130,19 +130,22 @@ class PublishedDQNSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DQNSettings:
-    """DQN with a target network, as TorchRL's ``DQNLoss`` has it.
+    """DQN with a target network, one update per environment step.
 
     Attributes:
         hidden: widths of the hidden layers.
         learning_rate: Adam's η.
+        loss_function: ``"l2"`` or ``"smooth_l1"``.
         batch_size: transitions per update.
         capacity: transitions in each run's replay.
         warmup: transitions of each run before the first update.
-        updates_per_step: updates per environment step.
-        target_tau: of the target network's soft update.
+        n_steps: steps of the return.
+        target_tau: share by which the target network follows.
+        target_interval: updates between two moves of the target network.
         double: Double DQN.
         dueling: dueling head.
-        prioritized: prioritised replay, α = 0.6 and β = 0.4, for one run.
+        prioritized: prioritised replay, α = 0.6 and β = 0.4.
+        torchrl: learn with TorchRL's ``DQNLoss`` and replay buffer instead of plain tensors.
         max_grad_norm: gradient clipping, each run by itself.
     """
 
@@ -150,20 +153,28 @@ class DQNSettings:
     learning_rate: float = 1e-3
     batch_size: int = 64
     capacity: int = 10_000
+    loss_function: Literal["l2", "smooth_l1"] = "l2"
     warmup: int = 64
-    updates_per_step: int = 1
+    n_steps: int = 1
     target_tau: float = 0.01
+    target_interval: int = 1
     double: bool = False
     dueling: bool = False
     prioritized: bool = False
+    torchrl: bool = False
     max_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
         _require_positive(self, "learning_rate", "target_tau")
-        _require_least(self, 1, "batch_size", "updates_per_step")
+        _require_least(self, 1, "batch_size", "n_steps", "target_interval")
         _require_least(self, 0, "warmup")
         _require_room(self)
+        if self.torchrl and (self.prioritized or self.n_steps > 1):
+            raise ValueError(
+                "torchrl=true has one-step returns and uniform replay; leave prioritized and "
+                "n_steps out, or hand TorchRL's own objects to EpsilonGreedyDQN."
+            )
 
 
 def _require_room(settings: PublishedDQNSettings | DQNSettings) -> None:

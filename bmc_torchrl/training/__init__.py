@@ -1,6 +1,6 @@
 """TorchRL learners in a Lightning loop."""
 
-from bmc_torchrl.learners.rules import LossRule, PublishedDQN, TabularSarsa
+from bmc_torchrl.learners.rules import PublishedDQN, TabularSarsa
 from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 from bmc_torchrl.training.callbacks import (
     AtomicCheckpoint,
@@ -18,7 +18,6 @@ __all__ = [
     "EpsilonGreedyDQN",
     "EpsilonGreedyLearner",
     "GreedyEvaluation",
-    "LossRule",
     "PublishedDQN",
     "ResultsTable",
     "StopAfterPerfectTests",

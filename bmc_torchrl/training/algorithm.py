@@ -15,12 +15,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.rules import ACTIVE_KEY, LearningRule
-from bmc_torchrl.training.run_records import RecordedLearner
+from bmc_torchrl.training.run_records import ChunkedLearner
 
 __all__ = ["EpsilonGreedyLearner", "NextAction"]
 
 
-class EpsilonGreedyLearner(RecordedLearner):
+class EpsilonGreedyLearner(ChunkedLearner):
     """Value-based learning with an ε-greedy policy whose ε adapts, for any number of runs.
 
     One ``training_step`` is a chunk of vector steps; Lightning's ``global_step`` counts chunks.
@@ -37,7 +37,6 @@ class EpsilonGreedyLearner(RecordedLearner):
             ``"before"``, as in the published data of expected SARSA.
         shared_posterior: with several ranks, let every rank's strategy learn from all ranks'
             transitions, in rank order; otherwise each rank keeps its own.
-        log_every_n_chunks: chunks between two looks at the metrics.
         test_every: episodes between two tests.
         compile: compile the learning and the strategy's update, with these options of
             ``torch.compile``.
@@ -54,7 +53,6 @@ class EpsilonGreedyLearner(RecordedLearner):
         episodes: int,
         next_action: Literal["before", "after"] = "after",
         shared_posterior: bool = False,
-        log_every_n_chunks: int = 10,
         test_every: int = 1,
         compile: bool | dict[str, Any] = False,
     ) -> None:
@@ -62,7 +60,6 @@ class EpsilonGreedyLearner(RecordedLearner):
             explore.strategy,
             runs=runs,
             episodes=episodes,
-            log_every_n_chunks=log_every_n_chunks,
             test_every=test_every,
         )
         if next_action not in ("before", "after"):
@@ -93,12 +90,10 @@ class EpsilonGreedyLearner(RecordedLearner):
 
     def training_step(self, chunk: Iterator[TensorDictBase], index: int) -> None:
         """Learn from a chunk of vector steps."""
-        losses: list[Tensor] = []
         with _single_precision():
             for transition in chunk:
                 self.step(transition)
-                losses.append(transition.get("loss"))
-        self.chunk_loss, self.chunk_steps = torch.stack(losses).mean(), len(losses)
+                self.vector_steps += 1
         self.count_chunk()
 
     @torch.no_grad()

@@ -18,7 +18,6 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
-from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.run_records import RecordedLearner
 
@@ -64,7 +63,7 @@ class GreedyEvaluation(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make the copy of Q that tests use."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         self.actor = pl_module.q_actor
         if self.snapshot:
             self.actor = copy.deepcopy(pl_module.q_actor)
@@ -75,7 +74,7 @@ class GreedyEvaluation(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leave the learner as it was."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         if self._keep in pl_module.step_hooks:
             pl_module.step_hooks.remove(self._keep)
 
@@ -87,7 +86,7 @@ class GreedyEvaluation(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Test the runs whose episode ended in this chunk."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         most = int(log.ended.max())
         if most > 1:
@@ -124,7 +123,7 @@ class StopAfterPerfectTests(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Look at the last tests of each run."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         back = torch.arange(1, self.tests + 1, device=log.done.device)
         index = (log.done.unsqueeze(-1) - back).clamp(min=0)
@@ -221,12 +220,10 @@ class EpisodeProgress(Callback):
         self.task = self.bar.add_task("", total=log.runs * log.episodes, known="")
         self.bar.start()
         self.shown = self.began = time.monotonic()
-        self.steps = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Refresh, at most every half second."""
         assert isinstance(pl_module, RecordedLearner)
-        self.steps += pl_module.chunk_steps * pl_module.log_of_episodes.runs
         now = time.monotonic()
         if now - self.shown >= self.every_seconds:
             self.shown = now
@@ -239,7 +236,7 @@ class EpisodeProgress(Callback):
             f"test steps {float(log.steps.gather(-1, last).nanmean()):.1f}  "
             f"return {float(log.returns.gather(-1, last).nanmean()):.2f}  "
             f"ε {float(learner.strategy.eps.mean()):.4f}  "
-            f"{self.steps / (now - self.began):,.0f} steps/s"
+            f"{learner.vector_steps * log.runs / (now - self.began):,.0f} steps/s"
         )
         done = torch.where(log.stopped, log.episodes, log.done).sum()
         assert self.bar is not None

@@ -46,6 +46,8 @@ class CompiledSteps:
         self.parameters = dict(online.network.named_parameters())
         self.gradients = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         self.action: Tensor | None = None
+        self.value: Tensor
+        self.epsilon: Tensor
         options: dict[str, Any] = {"enabled": True, "announce": _say}
         self.learn = CompiledOnce(self._learn, "the DQN update", **options)
         self.reflect = CompiledOnce(self._reflect, "ε and the next action", **options)

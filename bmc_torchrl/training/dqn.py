@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
-import lightning as L  # noqa: N812
 import torch
 from tensordict import NestedKey
 from tensordict.nn import TensorDictSequential
@@ -19,6 +18,7 @@ from torchrl.modules import QValueActor
 from torchrl.objectives import LossModule
 
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
+from bmc_torchrl.functional import categorical_mean
 from bmc_torchrl.learners.q_learning import (
     Learning,
     QLearning,
@@ -35,11 +35,12 @@ from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.interaction import EnvSource, as_env, interaction_with
 from bmc_torchrl.training.online import OnlineLearning
+from bmc_torchrl.training.run_records import RecordedLearner
 
 __all__ = ["EpsilonGreedyDQN"]
 
 
-class EpsilonGreedyDQN(L.LightningModule):
+class EpsilonGreedyDQN(RecordedLearner):
     r"""DQN whose ε is decided by a strategy, one environment step and one update at a time.
 
     Every update: act with the current ε, step the environment, compute the two models' returns with
@@ -106,6 +107,12 @@ class EpsilonGreedyDQN(L.LightningModule):
         10
     """
 
+    network: nn.Module
+    explore: AdaptiveEGreedyModule
+    policy: TensorDictSequential
+    returns: OneStepReturns
+    learned: tuple[Any, Tensor]
+
     def __init__(
         self,
         env: EnvSource,
@@ -170,11 +177,10 @@ class EpsilonGreedyDQN(L.LightningModule):
         self._make_policy(_actor(self.env, q_network, observation_key))
         if buffer_size is None:
             batch_size = buffer_size = 1
-        plain = isinstance(loss, str) and replay_buffer is None and collector is None
-        if plain:
+        if isinstance(loss, str) and replay_buffer is None and collector is None:
             priorities = Priorities() if prioritized is True else prioritized or None
             self.learning: Learning = QLearning(
-                self.network, gamma, runs=runs, target=loss, loss_function=loss_function,
+                self.network, gamma, runs=runs, target=cast(Target, loss), loss_function=loss_function,
                 batch_size=batch_size, capacity=buffer_size, n_steps=n_steps,
                 priorities=priorities, target_tau=target_tau, target_interval=target_interval,
                 mask_terminated=mask_terminated,
@@ -203,6 +209,7 @@ class EpsilonGreedyDQN(L.LightningModule):
             shared_posterior=shared_posterior,
         )
         self.compiled = CompiledSteps(self.online, runs, max_grad_norm) if compile else None
+        self.step_hooks = self.online.step_hooks
         self.collector_factory = collector
         self.collector: Iterator[Any] | None = None
         self._updates_left = 0
@@ -240,11 +247,6 @@ class EpsilonGreedyDQN(L.LightningModule):
                 f"batch_shape=[{self.runs or 1}], or with batch_shape=() to share one ε."
             )
         return strategy
-
-    @property
-    def finished(self) -> bool:
-        """Whether every run has had its episodes."""
-        return bool(self.log_of_episodes.finished.all())
 
     def configure_optimizers(self) -> Any:
         """The optimiser over the network, and its scheduler."""
@@ -308,7 +310,7 @@ class EpsilonGreedyDQN(L.LightningModule):
             self._compiled_chunk(self.compiled, batch)
             return None
         loss, error = self.learning.loss(batch, self.online.epsilon_after())
-        self.__dict__["_learned"] = batch, error
+        self.__dict__["learned"] = batch, error
         self.online.loss = loss.detach().expand(self.runs or 1)
         return loss.sum()
 
@@ -319,7 +321,7 @@ class EpsilonGreedyDQN(L.LightningModule):
         for _ in range(steps):
             compiled.update(optimizer)
             if scheduler is not None:
-                scheduler.step()  # type: ignore[union-attr, call-arg]
+                scheduler.step()  # type: ignore[union-attr]
             if not self.log_of_episodes.endless and self.finished:
                 return
 
@@ -327,7 +329,7 @@ class EpsilonGreedyDQN(L.LightningModule):
         """Step, then do what the algorithm does after learning."""
         super().optimizer_step(*args, **options)
         if self.compiled is None:
-            self.learning.after_step(*self._learned)
+            self.learning.after_step(*self.learned)
             self.online.finish()
 
     def configure_gradient_clipping(
@@ -344,6 +346,7 @@ class EpsilonGreedyDQN(L.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop when every run has had its episodes."""
+        self.__dict__["vector_steps"] = self.online.vector_steps
         if not self.log_of_episodes.endless and self.finished:
             self.trainer.should_stop = True
 
@@ -358,7 +361,8 @@ class EpsilonGreedyDQN(L.LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Greedy actions of a batch of observations."""
         observation = batch[0] if isinstance(batch, list | tuple) else batch
-        return self(observation).argmax(-1)
+        action: Tensor = self(observation).argmax(-1)
+        return action
 
     def _greedy_episodes(self, name: str) -> None:
         if self._validation_env is None:
@@ -469,7 +473,7 @@ class MeanOverSupport(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Action values ``[*batch, actions]``."""
-        return (self.network(observation).exp() * self.support.unsqueeze(-1)).sum(-2)
+        return categorical_mean(self.network(observation), self.support)
 
 
 class InItsPrecision(nn.Module):

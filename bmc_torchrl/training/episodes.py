@@ -11,17 +11,17 @@ from bmc_torchrl.precision import KeepsPrecision
 
 __all__ = ["EpisodeLog"]
 
-MEASURED = ("steps", "returns", "epsilons", "train_returns", "losses")
+MEASURED = ("steps", "returns", "epsilons", "train_returns", "losses", "train_steps")
 
 
 class EpisodeLog(KeepsPrecision):
     """Counters and results of each run, on the device, as buffers.
 
     ``steps`` and ``returns`` are those of the greedy tests after each training episode;
-    ``epsilons``, ``train_returns`` and ``losses`` are the training episode's mean ε, undiscounted
-    return and mean loss; ``diagnostics`` is what the strategy said of itself when it ended. Each is
-    ``[runs, episodes]``, NaN where there is none yet. A run is *finished* when it has had all its
-    episodes, or was stopped; nothing more is learned from it.
+    ``epsilons``, ``train_returns``, ``losses`` and ``train_steps`` are the training episode's mean
+    ε, undiscounted return, mean loss and length; ``diagnostics`` is what the strategy said of
+    itself when it ended. Each is ``[runs, episodes]``, NaN where there is none yet. A run is
+    *finished* when it has had all its episodes, or was stopped; nothing more is learned from it.
 
     Args:
         runs (int): Number of runs.
@@ -94,6 +94,11 @@ class EpisodeLog(KeepsPrecision):
         return self.measured[4]
 
     @property
+    def train_steps(self) -> Tensor:
+        """Length of each training episode."""
+        return self.measured[5]
+
+    @property
     def diagnostics(self) -> dict[str, Tensor]:
         """What the strategy said of itself at the end of each training episode, by name."""
         return dict(zip(self.names, self.diagnosed, strict=True))
@@ -131,7 +136,7 @@ class EpisodeLog(KeepsPrecision):
         ended = over & ~self.finished
         totals = self.running + torch.stack([torch.ones_like(reward), reward, epsilon, loss])
         length = totals[0]
-        found = [totals[2] / length, totals[1], totals[3] / length]
+        found = [totals[2] / length, totals[1], totals[3] / length, length]
         self._write(self.measured[2:], ended, torch.stack(found))
         if self.names:
             said = [diagnostics[name].double().expand(self.runs) for name in self.names]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -19,7 +19,8 @@ from bmc_torchrl.learners.q_learning import Experience
 
 __all__ = ["GymnasiumRuns", "Interaction", "TorchRLRuns", "as_env", "interaction_with"]
 
-EnvSource = EnvBase | gymnasium.Env[Any, Any] | Callable[[], EnvBase | gymnasium.Env[Any, Any]]
+EnvSource = Any
+"""A TorchRL or Gymnasium environment, or a function without arguments that makes one."""
 
 
 class Interaction(ABC):
@@ -212,7 +213,7 @@ def as_env(source: EnvSource, batch: tuple[int, ...], device: torch.device | str
 
     def make() -> gymnasium.Env[Any, Any]:
         again = next(copies, None)
-        return again if again is not None else source()  # type: ignore[operator, return-value]
+        return again if again is not None else source()
 
     return GymBatchEnv(make, max_steps=None, batch_size=batch or (1,), device=device)
 

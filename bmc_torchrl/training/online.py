@@ -91,6 +91,7 @@ class OnlineLearning:
         self.step_hooks: list[Callable[[Tensor], None]] = []
         self.loss = torch.zeros(log.runs)
         self.started = False
+        self.vector_steps = 0
         self._resume: dict[str, Any] | None = None
         self._pending: Pending | None = None
         self._running = [[0.0] * 4 for _ in range(log.runs)]
@@ -224,6 +225,7 @@ class OnlineLearning:
 
     def account(self, experience: Experience, epsilon: Tensor) -> None:
         """Count the step; where the host knows the rewards, tensors are touched at ends only."""
+        self.vector_steps += 1
         known = self.interaction.known
         if known is not None:
             rewards, ended = known

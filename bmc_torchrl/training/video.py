@@ -12,7 +12,7 @@ from PIL import Image
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bmc_torchrl.envs.base import BatchedEnv
-from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
+from bmc_torchrl.training.run_records import RecordedLearner
 
 __all__ = ["GreedyVideo"]
 
@@ -32,7 +32,7 @@ class GreedyVideo(Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Play and film."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         shown = any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
         if not shown or not trainer.is_global_zero:
             return

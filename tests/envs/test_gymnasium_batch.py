@@ -119,8 +119,8 @@ def test_a_partial_step_leaves_the_other_copies_alone() -> None:
 def test_a_test_steps_only_the_runs_it_is_of_until_their_episode_ends() -> None:
     env = GymBatchEnv(partial(gym_env, "CartPole-v1"), max_steps=40, batch_size=[3, 2])
     taken = []
-    advance = env._advance
-    env._advance = lambda row, action: taken.append(row) or advance(row, action)
+    advance = env.advance
+    env.advance = lambda row, action: taken.append(row) or advance(row, action)
 
     def left(current: TensorDict) -> TensorDict:
         return current.set("action", torch.zeros(3, 2, dtype=torch.int64))
