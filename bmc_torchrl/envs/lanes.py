@@ -24,7 +24,7 @@ class Noise(NamedTuple):
     """Uniform draws of one or more steps, ``[*steps, *lanes, n]`` with ``n = 0`` where unused.
 
     Attributes:
-        transition: float64, what :meth:`LaneDomain.transition_noise` may turn into something else.
+        transition: float64, for the step; see :meth:`LaneDomain.transition_noise`.
         reset: float32, for the initial state of the next episode.
     """
 

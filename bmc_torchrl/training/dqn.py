@@ -180,8 +180,9 @@ class EpsilonGreedyDQN(RecordedLearner):
         if isinstance(loss, str) and replay_buffer is None and collector is None:
             priorities = Priorities() if prioritized is True else prioritized or None
             self.learning: Learning = QLearning(
-                self.network, gamma, runs=runs, target=cast(Target, loss), loss_function=loss_function,
-                batch_size=batch_size, capacity=buffer_size, n_steps=n_steps,
+                self.network, gamma, runs=runs, target=cast(Target, loss),
+                loss_function=loss_function, batch_size=batch_size, capacity=buffer_size,
+                n_steps=n_steps,
                 priorities=priorities, target_tau=target_tau, target_interval=target_interval,
                 mask_terminated=mask_terminated,
             )  # fmt: skip
