@@ -1,4 +1,4 @@
-"""SARSA's losses as TorchRL loss modules, and the tabular update they amount to."""
+"""Expected SARSA as a TorchRL loss module, and the tabular update that it amounts to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,46 @@ from torchrl.envs.utils import step_mdp
 from torchrl.objectives import DQNLoss
 from torchrl.objectives.utils import distance_loss
 
-from bmc_torchrl.functional import greedy_return, mixture_return, sarsa_return, uniform_return
+from bmc_torchrl.functional import greedy_return, mixture_return, uniform_return
 
-__all__ = ["ExpectedSarsaLoss", "SarsaLoss", "tabular_update"]
+__all__ = ["ExpectedSarsaLoss", "tabular_update"]
 
 
-class _OnPolicyLoss(DQNLoss):  # type: ignore[misc]
-    """`DQNLoss` with another value of the next state; subclasses define :meth:`_next_value`."""
+class ExpectedSarsaLoss(DQNLoss):  # type: ignore[misc]
+    r"""Expected SARSA: `DQNLoss` whose next action is ε-greedy instead of greedy.
+
+    The target is :math:`r' + \gamma [(1 - \varepsilon) \max_{a'} Q(s', a') + \varepsilon\,
+    \mathrm{mean}_{a'} Q(s', a')]` ([GSL19], Eq. (3)); with ε = 0 the loss is `DQNLoss`.
+
+    ε is read from the transition, else from the loss: ``("next", "epsilon")``, the ε of the next
+    state, or ``"epsilon"``, the ε that chose the action, or the buffer `epsilon`. Its shape is that
+    of the batch or of its leading dimensions (one ε per run). Where the value network reads an
+    action mask, maximum and mean are over the legal actions of the next state.
+
+    Args:
+        value_network: the greedy actor, without the exploration module.
+        epsilon: ε where the transitions carry none; assign ``loss.epsilon = 0.1`` to change it.
+        loss_function: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
+        delay_value: whether the target uses separate, delayed parameters.
+        mask_terminated: whether the bootstrap is zero after termination. The published
+            experiments bootstrap from the terminal state too.
+        action_space: of the actor, unless it knows.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        use_prioritized_weights: as in `DQNLoss`.
+
+    Examples:
+        >>> from bmc_torchrl.learners.values import QTable, q_actor
+        >>> actor = q_actor(QTable(num_states=2, num_actions=2, runs=3), num_actions=2)
+        >>> loss = ExpectedSarsaLoss(actor, epsilon=0.1, reduction="none")
+        >>> loss.make_value_estimator(gamma=0.9)
+        >>> zeros = torch.zeros(3, dtype=torch.int64)
+        >>> done = torch.zeros(3, 1, dtype=torch.bool)
+        >>> following = {"state": zeros, "reward": torch.ones(3, 1), "done": done}
+        >>> following["terminated"] = done
+        >>> transition = {"state": zeros, "action": zeros, "next": following}
+        >>> loss(TensorDict(transition, [3]))["loss"]
+        tensor([1., 1., 1.], grad_fn=<MseLossBackward0>)
+    """
 
     @dataclass
     class _AcceptedKeys(DQNLoss._AcceptedKeys):  # type: ignore[misc]
@@ -30,11 +63,13 @@ class _OnPolicyLoss(DQNLoss):  # type: ignore[misc]
         action_mask: NestedKey = "action_mask"
 
     default_keys = _AcceptedKeys
+    _schedulable_buffers = frozenset({"epsilon"})
 
     def __init__(
         self,
         value_network: nn.Module,
         *,
+        epsilon: float | Tensor | None = None,
         loss_function: str = "l2",
         delay_value: bool = False,
         mask_terminated: bool = True,
@@ -53,12 +88,46 @@ class _OnPolicyLoss(DQNLoss):  # type: ignore[misc]
         self.mask_terminated = mask_terminated
         keys = (getattr(module, "action_mask_key", None) for module in value_network.modules())
         self.set_keys(action_mask=next((key for key in keys if key is not None), None))
+        device = next((p.device for p in value_network.parameters()), None)
+        if epsilon is not None:
+            epsilon = torch.as_tensor(epsilon, dtype=torch.get_default_dtype(), device=device)
+        self.register_buffer("epsilon", epsilon)
+
+    def _set_in_keys(self) -> None:
+        super()._set_in_keys()
+        self._in_keys += [unravel_key(("next", self.tensor_keys.epsilon)), self.tensor_keys.epsilon]
+
+    def _epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        key = self.tensor_keys.epsilon
+        epsilon: Tensor | None = tensordict.get(unravel_key(("next", key)), None)
+        if epsilon is None:
+            epsilon = tensordict.get(key, self.epsilon)
+        if epsilon is None:
+            raise KeyError(
+                f"ε is neither in the transitions (keys ('next', {key!r}) and {key!r}) nor in the "
+                "loss: pass epsilon=… to the loss, or set_keys(epsilon=…)."
+            )
+        return epsilon
 
     def _next_value(
         self, tensordict: TensorDictBase, next_action_value: Tensor, terminated: Tensor | None
     ) -> Tensor:
         """The value ``[*batch]`` of the next state, zero where `terminated`."""
-        raise NotImplementedError
+        mask: Tensor | None = None
+        if self.tensor_keys.action_mask in self.value_network.in_keys:
+            mask = tensordict.get(unravel_key(("next", self.tensor_keys.action_mask)))
+        greedy, uniform = (
+            one_step_return(
+                torch.zeros_like(next_action_value[..., 0]),
+                next_action_value,
+                gamma=1.0,
+                terminated=terminated,
+                action_mask=mask,
+            )
+            for one_step_return in (greedy_return, uniform_return)
+        )
+        epsilon = _align_right(self._epsilon(tensordict), greedy)
+        return mixture_return(greedy, uniform, epsilon)
 
     def _chosen_value(self, tensordict: TensorDictBase) -> Tensor:
         data = tensordict.clone(False)
@@ -120,138 +189,12 @@ class _OnPolicyLoss(DQNLoss):  # type: ignore[misc]
         return result
 
 
-class ExpectedSarsaLoss(_OnPolicyLoss):
-    r"""Expected SARSA: `DQNLoss` whose next action is ε-greedy instead of greedy.
-
-    The target is :math:`r' + \gamma [(1 - \varepsilon) \max_{a'} Q(s', a') + \varepsilon\,
-    \mathrm{mean}_{a'} Q(s', a')]` ([GSL19], Eq. (3)); with ε = 0 the loss is `DQNLoss`.
-
-    ε is read from the transition, else from the loss: ``("next", "epsilon")``, the ε of the next
-    state, or ``"epsilon"``, the ε that chose the action, or the buffer `epsilon`. Its shape is that
-    of the batch or of its leading dimensions (one ε per run). Where the value network reads an
-    action mask, maximum and mean are over the legal actions of the next state.
-
-    Args:
-        value_network: the greedy actor, without the exploration module.
-        epsilon: ε where the transitions carry none; assign ``loss.epsilon = 0.1`` to change it.
-        loss_function: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
-        delay_value: whether the target uses separate, delayed parameters.
-        mask_terminated: whether the bootstrap is zero after termination. The published
-            experiments bootstrap from the terminal state too.
-        action_space: of the actor, unless it knows.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        use_prioritized_weights: as in `DQNLoss`.
-
-    Examples:
-        >>> from bmc_torchrl.learners.values import QTable, q_actor
-        >>> actor = q_actor(QTable(num_states=2, num_actions=2, runs=3), num_actions=2)
-        >>> loss = ExpectedSarsaLoss(actor, epsilon=0.1, reduction="none")
-        >>> loss.make_value_estimator(gamma=0.9)
-        >>> zeros = torch.zeros(3, dtype=torch.int64)
-        >>> done = torch.zeros(3, 1, dtype=torch.bool)
-        >>> following = {"state": zeros, "reward": torch.ones(3, 1), "done": done}
-        >>> following["terminated"] = done
-        >>> transition = {"state": zeros, "action": zeros, "next": following}
-        >>> loss(TensorDict(transition, [3]))["loss"]
-        tensor([1., 1., 1.], grad_fn=<MseLossBackward0>)
-    """
-
-    _schedulable_buffers = frozenset({"epsilon"})
-
-    def __init__(
-        self,
-        value_network: nn.Module,
-        *,
-        epsilon: float | Tensor | None = None,
-        loss_function: str = "l2",
-        delay_value: bool = False,
-        mask_terminated: bool = True,
-        action_space: Any = None,
-        reduction: str | None = None,
-        use_prioritized_weights: str | bool = "auto",
-    ) -> None:
-        super().__init__(
-            value_network,
-            loss_function=loss_function,
-            delay_value=delay_value,
-            mask_terminated=mask_terminated,
-            action_space=action_space,
-            reduction=reduction,
-            use_prioritized_weights=use_prioritized_weights,
-        )
-        device = next((p.device for p in value_network.parameters()), None)
-        if epsilon is not None:
-            epsilon = torch.as_tensor(epsilon, dtype=torch.get_default_dtype(), device=device)
-        self.register_buffer("epsilon", epsilon)
-
-    def _set_in_keys(self) -> None:
-        super()._set_in_keys()
-        self._in_keys += [unravel_key(("next", self.tensor_keys.epsilon)), self.tensor_keys.epsilon]
-
-    def _epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        key = self.tensor_keys.epsilon
-        epsilon: Tensor | None = tensordict.get(unravel_key(("next", key)), None)
-        if epsilon is None:
-            epsilon = tensordict.get(key, self.epsilon)
-        if epsilon is None:
-            raise KeyError(
-                f"ε is neither in the transitions (keys ('next', {key!r}) and {key!r}) nor in the "
-                "loss: pass epsilon=… to the loss, or set_keys(epsilon=…)."
-            )
-        return epsilon
-
-    def _next_value(
-        self, tensordict: TensorDictBase, next_action_value: Tensor, terminated: Tensor | None
-    ) -> Tensor:
-        mask: Tensor | None = None
-        if self.tensor_keys.action_mask in self.value_network.in_keys:
-            mask = tensordict.get(unravel_key(("next", self.tensor_keys.action_mask)))
-        greedy, uniform = (
-            one_step_return(
-                torch.zeros_like(next_action_value[..., 0]),
-                next_action_value,
-                gamma=1.0,
-                terminated=terminated,
-                action_mask=mask,
-            )
-            for one_step_return in (greedy_return, uniform_return)
-        )
-        epsilon = _align_right(self._epsilon(tensordict), greedy)
-        return mixture_return(greedy, uniform, epsilon)
-
-
 def _align_right(epsilon: Tensor, value: Tensor) -> Tensor:
     """`epsilon` ``[*leading]`` or ``[*batch, 1]``, viewed to broadcast with ``[*batch]``."""
     epsilon = epsilon.to(value.dtype)
     if epsilon.ndim > value.ndim:
         return epsilon.squeeze(-1)
     return epsilon.reshape(epsilon.shape + (1,) * (value.ndim - epsilon.ndim))
-
-
-class SarsaLoss(_OnPolicyLoss):
-    r"""SARSA: `DQNLoss` whose next action is the one taken, ``("next", "action")``.
-
-    The target is :math:`r' + \gamma Q(s', a')` ([GSL19], Eq. (2)). Arguments as in
-    :class:`ExpectedSarsaLoss`.
-
-    Examples:
-        >>> from bmc_torchrl.learners.values import QTable, q_actor
-        >>> loss = SarsaLoss(q_actor(QTable(2, 2, runs=3), 2))
-        >>> ("next", "action") in loss.in_keys
-        True
-    """
-
-    def _set_in_keys(self) -> None:
-        super()._set_in_keys()
-        self._in_keys.append(unravel_key(("next", self.tensor_keys.action)))
-
-    def _next_value(
-        self, tensordict: TensorDictBase, next_action_value: Tensor, terminated: Tensor | None
-    ) -> Tensor:
-        next_action = tensordict.get(unravel_key(("next", self.tensor_keys.action)))
-        index = self._action_index(next_action, next_action_value)
-        none = torch.zeros_like(next_action_value[..., 0])
-        return sarsa_return(none, next_action_value, index, 1.0, terminated=terminated)
 
 
 @torch.no_grad()

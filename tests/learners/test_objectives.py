@@ -10,7 +10,7 @@ from torchrl.data import OneHot
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate, ValueEstimators
 
-from bmc_torchrl.learners.objectives import ExpectedSarsaLoss, SarsaLoss, tabular_update
+from bmc_torchrl.learners.objectives import ExpectedSarsaLoss, tabular_update
 from bmc_torchrl.learners.values import QNetwork, QTable, q_actor
 
 
@@ -18,7 +18,6 @@ def transitions(*batch: int, states: int = 6, actions: int = 3) -> TensorDict:
     ended = torch.rand(*batch, 1) < 0.3
     following = {
         "state": torch.randint(states, batch),
-        "action": torch.randint(actions, batch),
         "reward": torch.randn(*batch, 1),
         "done": ended | (torch.rand(*batch, 1) < 0.2),
         "terminated": ended,
@@ -61,16 +60,6 @@ def test_expected_sarsa_is_the_equation_worked_one_transition_at_a_time(epsilon,
     torch.testing.assert_close(estimating(loss)(data)["loss"], expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(data["td_error"].squeeze(-1), expected, rtol=1e-5, atol=1e-6)
     assert data["next", "terminated"].any()
-
-
-@pytest.mark.parametrize("mask", [True, False])
-def test_sarsa_values_the_next_action_taken(mask):
-    table, data = QTable(6, 3, initializer="normal", scale=1.0), transitions(50)
-    loss = estimating(SarsaLoss(q_actor(table, 3), mask_terminated=mask, reduction="none"))
-    taken = scalar_loss(
-        table.weight, data, lambda q, item: q[item["next", "action"].item()], mask=mask
-    )
-    torch.testing.assert_close(loss(data)["loss"], torch.tensor(taken), rtol=1e-5, atol=1e-6)
 
 
 def paired_losses(network, *, actions=3, spec=None, **options):
@@ -295,11 +284,8 @@ def test_learners_find_the_loops_values():
         "dqn": lambda actor: DQNLoss(actor, delay_value=False, reduction="none"),
         "greedy": lambda actor: ExpectedSarsaLoss(actor, epsilon=0.0, reduction="none"),
         "half": lambda actor: ExpectedSarsaLoss(actor, epsilon=0.5, reduction="none"),
-        "sarsa": lambda actor: SarsaLoss(actor, reduction="none"),
     }
-    data["next", "action"] = 1 - data["next", "state"]
     values = {"dqn": LOOP_OPTIMAL, "greedy": LOOP_OPTIMAL, "half": LOOP_HALF_GREEDY}
-    values["sarsa"] = LOOP_OPTIMAL
     for name, make in build.items():
         table = QTable(2, 2, runs=3, initializer="uniform")
         found = fixed_point(estimating(make(q_actor(table, 2)), gamma=0.5), data)
