@@ -1,8 +1,10 @@
 """Others' environments, Gymnasium's and bsuite's, as one batch of independent runs.
 
-TorchRL's ``SerialEnv`` of 50 ``GymEnv`` does the same at nine times the cost per step, and
-``GymEnv(num_envs=50)`` starts 50 processes: here a vector step is a loop over the environments and
-one tensordict.
+A vector step is a loop over the environments and one tensordict. TorchRL's ``GymWrapper`` over
+Gymnasium's ``SyncVectorEnv`` takes 870 µs for 10 copies of CartPole and 1560 µs for 50, where this
+takes 580 and 1270; ``SerialEnv`` nine times as long; ``GymEnv(num_envs=50)`` starts 50 processes.
+That wrapper also steps every copy whatever ``"_step"`` says, has an empty ``state_dict``, so that
+no job resumes exactly, one batch dimension, and episodes whose seeds nobody knows.
 """
 
 from __future__ import annotations
@@ -52,7 +54,6 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
     """
 
     batch_locked = True
-    steps_one_by_one = True
 
     def __init__(
         self,

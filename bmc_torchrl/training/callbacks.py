@@ -45,13 +45,22 @@ class GreedyEvaluation(Callback):
         seed: of the tests' random numbers.
         snapshot: keep a copy of Q at each episode's end. Without it, the tests use Q at the end of
             the chunk, which is the same where all episodes end with the chunk.
+        one_by_one: whether `env` steps its copies one by one; see
+            :func:`~bmc_torchrl.training.greedy_tests.greedy_tests`.
     """
 
     def __init__(
-        self, env: EnvBase, *, gamma: float, max_steps: int, seed: int = 0, snapshot: bool = True
+        self,
+        env: EnvBase,
+        *,
+        gamma: float,
+        max_steps: int,
+        seed: int = 0,
+        snapshot: bool = True,
+        one_by_one: bool = False,
     ) -> None:
         self.env, self.gamma, self.max_steps = env, gamma, max_steps
-        self.seed, self.snapshot = seed, snapshot
+        self.seed, self.snapshot, self.one_by_one = seed, snapshot, one_by_one
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make the copy of Q that tests use."""
@@ -98,6 +107,7 @@ class GreedyEvaluation(Callback):
                 gamma=self.gamma,
                 max_steps=self.max_steps,
                 runs=log.ended > 0,
+                one_by_one=self.one_by_one,
             )
         if steps.ndim > 1:
             steps, returns = steps.mean(-1), returns.mean(-1)

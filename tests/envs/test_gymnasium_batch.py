@@ -23,8 +23,9 @@ from torchrl.envs.utils import check_env_specs
 from bmc_torchrl.analysis.job_summary import report
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.envs.gymnasium_batch import INSTALL, DmEnv, GymBatchEnv, bsuite_env, gym_env
-from bmc_torchrl.learners.builders import dqn
+from bmc_torchrl.learners.builders import build_learner
 from bmc_torchrl.learners.rules import _clip_each_run
+from bmc_torchrl.learners.settings import DQNSettings
 from bmc_torchrl.training.callbacks import GreedyEvaluation
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
@@ -125,7 +126,7 @@ def test_a_test_steps_only_the_runs_it_is_of_until_their_episode_ends() -> None:
         return current.set("action", torch.zeros(3, 2, dtype=torch.int64))
 
     runs = torch.tensor([False, True, False])
-    steps, returns = greedy_tests(env, left, gamma=1.0, max_steps=40, runs=runs)
+    steps, returns = greedy_tests(env, left, gamma=1.0, max_steps=40, runs=runs, one_by_one=True)
     assert set(taken) == {2, 3}
     assert steps[1].tolist() == returns[1].tolist() == [taken.count(2), taken.count(3)]
     assert (steps[0] == 0).all()
@@ -271,8 +272,8 @@ def test_what_one_run_learns_does_not_depend_on_the_others() -> None:
     for last_reward in (1.0, 50.0):
         torch.manual_seed(0)
         env = GymBatchEnv(partial(gym_env, "CartPole-v1"), max_steps=9, batch_size=[3])
-        options = {"hidden": [4], "batch_size": 4, "warmup": 4, "max_grad_norm": 0.5}
-        actor, rule = dqn(env, 3, 0.9, **options)
+        settings = DQNSettings(hidden=[4], batch_size=4, warmup=4, max_grad_norm=0.5)
+        actor, rule = build_learner(settings, env, 0.9)
         steps = env.rollout(12, break_when_any_done=False)
         steps["next", "reward"][2] = last_reward
         for step in steps.unbind(1):

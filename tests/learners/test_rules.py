@@ -15,8 +15,9 @@ from torchrl.modules import DistributionalQValueActor
 from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate, SoftUpdate
 
 from bmc_torchrl import AdaptiveEGreedyModule, ConstantEpsilon, OneStepReturns, VDBEEpsilon
-from bmc_torchrl.learners.builders import dqn
+from bmc_torchrl.learners.builders import build_learner
 from bmc_torchrl.learners.objectives import ExpectedSarsaLoss
+from bmc_torchrl.learners.settings import DQNSettings
 from bmc_torchrl.learners.values import QTable, q_actor
 from bmc_torchrl.training import (
     EpsilonGreedyLearner,
@@ -218,7 +219,7 @@ def test_impossible_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="capacity=3 must hold a batch of batch_size=4"):
         PublishedDQN(QTable(2, 2, runs=1), runs=1, gamma=0.9, batch_size=4, capacity=3)
     with pytest.raises(ValueError, match="prioritized=true is for one run, got runs=2"):
-        dqn(ProbeEnv(batch_size=[2]), 2, 0.9, prioritized=True)
+        build_learner(DQNSettings(prioritized=True), ProbeEnv(batch_size=[2]), 0.9)
     table, actor = table_and_actor(runs=1)
     explore = AdaptiveEGreedyModule(Categorical(2, shape=[1]))
     returns = OneStepReturns(actor, 0.9)
