@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import check_env_specs
 
-from bmc_torchrl.analysis.job_summary import report
+from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.envs.gymnasium_batch import INSTALL, DmEnv, GymBatchEnv, bsuite_env, gym_env
 from bmc_torchrl.learners.builders import dqn
@@ -224,7 +224,7 @@ def test_every_experiment_trains(experiment: str, tmp_path) -> None:
 
 def test_a_job_leaves_metrics_table_and_figure(tmp_path) -> None:
     trained(tmp_path, *tiny("frozen4_sarsa", "logger=csv", "trainer.log_every_n_chunks=1"))
-    report(tmp_path)
+    print_job_summary(tmp_path)
     for name in ("metrics/metrics.csv", "table.parquet", "curves.png", "last.ckpt"):
         assert (tmp_path / name).stat().st_size > 0
 
