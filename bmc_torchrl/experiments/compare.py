@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bmc_torchrl.analysis.comparison import Comparison, compare, report
+from bmc_torchrl.analysis.comparison import Comparison, compare, comparison_tables
 from bmc_torchrl.analysis.published_workbooks import RUNS, read_published
-from bmc_torchrl.analysis.scoring import experiment_title
 from bmc_torchrl.analysis.summaries import read_results
+from bmc_torchrl.analysis.titles import experiment_title
 from bmc_torchrl.errors import ResultsError
 
 REMARKABLE = 3.0
@@ -40,7 +40,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _print_report(console: Console, comparison: Comparison, threshold: float) -> None:
-    for table in report(comparison):
+    for table in comparison_tables(comparison):
         console.print(table)
     pairs = comparison.table[comparison.table["z"].abs() > REMARKABLE]
     for pair in pairs.itertuples():

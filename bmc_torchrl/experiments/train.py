@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from bmc_torchrl.analysis.job_summary import report
+from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.experiments.build import build_job
 from bmc_torchrl.experiments.configs import configured_by, plain
 from bmc_torchrl.experiments.settings import check_settings, chosen_device, chosen_strategies
@@ -80,4 +80,4 @@ def main(cfg: DictConfig) -> None:
     except (ValueError, InstantiationException) as error:
         raise SystemExit(f"These settings cannot be run. {error}") from error
     if fit(cfg, *parts).is_global_zero:
-        report(Path(cfg.output), figure=cfg.figure)
+        print_job_summary(Path(cfg.output), figure=cfg.figure)
