@@ -131,9 +131,10 @@ class TabularLockstep(Lockstep):
         return TabularDraws(act, noise, torch.rand((steps, 2, self.runs), **options))
 
     def _chunk(self, steps: int) -> None:
-        self._run_chunk(self.draw(steps))
+        self.vector_steps(self.draw(steps))
 
-    def _run_chunk(self, draws: TabularDraws) -> None:
+    def vector_steps(self, draws: TabularDraws) -> None:
+        """Step every lane as often as there are draws, some steps per compiled call."""
         noise = self.domain.transition_noise(draws.noise.transition)
         columns = (draws.act, noise, draws.noise.reset, draws.act_next)
         parts = zip(*(torch.split(x, self.unroll_steps) for x in columns), strict=True)
@@ -143,11 +144,6 @@ class TabularLockstep(Lockstep):
     def _no_history(self) -> History:
         zeros = torch.zeros(self.chunk, self.runs, dtype=torch.int64, device=self.device)
         return History(zeros, zeros.to(self.greedy.dtype), zeros.bool())
-
-    def vector_steps(self, draws: TabularDraws) -> None:
-        """Step every lane as often as there are draws, in one compiled call."""
-        noise = self.domain.transition_noise(draws.noise.transition)
-        self._steps(draws.act, noise, draws.noise.reset, draws.act_next)
 
     def _vector_steps(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> History:
         draws = zip(*(x.unbind(0) for x in (act, noise, reset, act_next)), strict=True)

@@ -156,9 +156,9 @@ def test_tests_undo_what_a_lane_learned_after_its_episode() -> None:
     for _ in range(60):
         draws = chunked.draw(2)
         with torch.no_grad():
-            chunked._run_chunk(draws)
+            chunked.vector_steps(draws)
             for step in range(2):
-                stepped._run_chunk(
+                stepped.vector_steps(
                     TabularDraws(
                         draws.act[step : step + 1],
                         Noise(*(x[step : step + 1] for x in draws.noise)),
