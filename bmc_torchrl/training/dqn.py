@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
+import gymnasium
 import torch
 from tensordict import NestedKey
 from tensordict.nn import TensorDictSequential
@@ -353,7 +354,8 @@ class EpsilonGreedyDQN(RecordedLearner):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Play greedy episodes and log ``eval/return`` and ``eval/steps``."""
-        self._greedy_episodes("eval")
+        if self._can_validate() or self.trainer.state.fn != "fit":
+            self._greedy_episodes("eval")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Play greedy episodes and log ``test/return`` and ``test/steps``."""
@@ -383,9 +385,13 @@ class EpsilonGreedyDQN(RecordedLearner):
         found = {f"{name}/return": returns, f"{name}/steps": steps}
         self.log_dict(found, batch_size=1, sync_dist=True)
 
+    def _can_validate(self) -> bool:
+        made = isinstance(self.env_source, EnvBase | gymnasium.Env)
+        return self.eval_source is not None or not made
+
     def _other_env(self) -> EnvBase:
         source = self.env_source if self.eval_source is None else self.eval_source
-        if source is self.env or (not callable(source) and self.eval_source is None):
+        if not self._can_validate():
             raise ValueError(
                 "Validation needs an environment of its own: pass eval_env=, or a function that "
                 "makes the environment as env."

@@ -9,6 +9,7 @@ import gymnasium
 import lightning as L  # noqa: N812
 import pytest
 import torch
+from draws import recorded_draws
 from lightning.pytorch.callbacks import (
     Callback,
     EarlyStopping,
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 from lightning.pytorch.loggers import CSVLogger
+from probes import LOOP_HALF_GREEDY, LOOP_OPTIMAL, ProbeEnv, exit_step
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.data import Categorical, LazyTensorStorage, TensorDictReplayBuffer
@@ -27,7 +29,10 @@ from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate
 
 from bmc_torchrl import BMCEpsilon, ConstantEpsilon, LinearEpsilon, VDBEEpsilon
 from bmc_torchrl.envs import SubgoalGridEnv
+from bmc_torchrl.learners.objectives import ExpectedSarsaLoss
+from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.learners.values import QNetwork, QTable
+from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.training import EpsilonGreedyDQN
 
 pytestmark = [
@@ -226,9 +231,9 @@ class SaveAt(Callback):
             trainer.save_checkpoint(self.path)
 
 
-def _dqn_loss(actor) -> DQNLoss:
+def _dqn_loss(actor, gamma: float = 0.99) -> DQNLoss:
     loss = DQNLoss(actor, delay_value=True, action_space="categorical")
-    loss.make_value_estimator(gamma=0.99)
+    loss.make_value_estimator(gamma=gamma)
     return loss
 
 
@@ -352,7 +357,7 @@ def test_a_collector_can_be_handed_over() -> None:
     assert int(made.strategy.return_count) == 80
 
 
-def test_c51_learns_with_torchrls_loss() -> None:
+def test_c51_trains_on_cart_pole() -> None:
     atoms = 11
     net = nn.Sequential(nn.Linear(4, 2 * atoms), nn.Unflatten(-1, (atoms, 2)))
     actor = DistributionalQValueActor(
@@ -367,6 +372,128 @@ def test_c51_learns_with_torchrls_loss() -> None:
     )
     trainer(10).fit(made)
     assert float(made.strategy.return_count) > 0
+
+
+GAMMA = 0.5
+
+
+def on_a_probe(probe: ProbeEnv, q_network, updates: int, **options) -> EpsilonGreedyDQN:
+    strategy = options.pop("strategy", None) or ConstantEpsilon(options.pop("epsilon", 1.0))
+    made = EpsilonGreedyDQN(
+        probe, q_network, strategy, gamma=GAMMA, batch_size=16, buffer_size=500, **options
+    )
+    trainer(updates).fit(made)
+    return made
+
+
+def assert_values(found, expected, within: float) -> None:
+    torch.testing.assert_close(found.detach(), expected, rtol=0, atol=within)
+
+
+COPIES = {"target_tau": 1.0, "target_interval": 5}
+LOSSES = {
+    "dqn": {"target_tau": 0.2},
+    "dqn, copies": COPIES,
+    "double": {"loss": "double_dqn", "target_tau": 0.2},
+    "TorchRL's": {"loss": lambda actor: _dqn_loss(actor, GAMMA), "target_tau": 0.2},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_dqn_learns_the_optimal_values(name: str) -> None:
+    table = QTable(2, 2)
+    on_a_probe(ProbeEnv(), table, 250, lr=0.03, loss_function="l2", **LOSSES[name])
+    assert_values(table.weight, LOOP_OPTIMAL, 0.03)
+
+
+@pytest.mark.parametrize("torchrl", [False, True])
+def test_expected_sarsa_learns_the_values_of_its_policy(torchrl: bool) -> None:
+    table = QTable(2, 2)
+    loss = _sarsa_loss if torchrl else "expected_sarsa"
+    on_a_probe(ProbeEnv(), table, 250, epsilon=0.5, lr=0.03, loss=loss, target_tau=None,
+               loss_function="l2")  # fmt: skip
+    assert_values(table.weight, LOOP_HALF_GREEDY, 0.03)
+
+
+def test_a_terminal_state_is_worth_nothing() -> None:
+    table = QTable(2, 2)
+    table.weight.data[1] = 100.0
+    on_a_probe(ProbeEnv(exit_step), table, 150, lr=0.05, loss_function="l2", target_tau=0.2)
+    assert_values(table.weight[0], torch.tensor([0.0, 1.0]), 0.02)
+
+
+class AtomTable(nn.Module):
+    """Logarithms of the atoms' probabilities for two states and two actions."""
+
+    def __init__(self, atoms: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(2, atoms, 2))
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        return self.logits[state].log_softmax(-2)
+
+
+def test_c51_learns_what_each_action_earns() -> None:
+    atoms, support = AtomTable(5), torch.linspace(0, 2, 5)
+    actor = DistributionalQValueActor(
+        atoms, support=support, in_keys=["state"], spec=Categorical(2), make_log_softmax=False
+    )
+    loss = DistributionalDQNLoss(actor, gamma=GAMMA, delay_value=True)
+    strategy = VDBEEpsilon(2, sigma=1.0, delta=0.5)
+    on_a_probe(
+        ProbeEnv(exit_step), actor, 150, lr=0.2, loss=loss, target_tau=0.2, strategy=strategy
+    )
+    mean = (atoms(torch.tensor(0)).exp() * support.unsqueeze(-1)).sum(0)
+    assert_values(mean, torch.tensor([0.0, 1.0]), 0.05)
+    assert float(strategy.epsilons[0]) < 0.5
+
+
+def _sarsa_loss(actor) -> ExpectedSarsaLoss:
+    loss = ExpectedSarsaLoss(actor, epsilon=0.5, action_space="categorical")
+    loss.make_value_estimator(gamma=GAMMA)
+    return loss
+
+
+def test_with_a_table_and_sgd_it_is_the_numba_engines_expected_sarsa() -> None:
+    runs, steps, eta = 3, 120, 0.7
+    initial = 0.1 * torch.randn(runs, 150, 4)
+    table = QTable(150, 4, runs=runs)
+    table.weight.data.copy_(initial)
+    made = EpsilonGreedyDQN(
+        SubgoalGridEnv(batch_size=[runs], max_steps=30),
+        table,
+        BMCEpsilon(batch_shape=[runs]),
+        gamma=0.99,
+        loss="expected_sarsa",
+        loss_function="l2",
+        buffer_size=None,
+        target_tau=None,
+        # The squared error has no ½.
+        optimizer=lambda p: torch.optim.SGD(p, lr=eta / 2),
+        runs=runs,
+    )
+    draws: list[torch.Tensor] = []
+    with recorded_draws(draws):
+        trainer(steps).fit(made)
+    acts = torch.stack([draw for draw in draws if draw.shape == (2, runs)])
+    run = RunSettings(
+        gamma=0.99, episodes=steps, tests=0, mask_terminated=True, next_action="after"
+    )
+    engine = NumbaTabularEngine(
+        SubgoalGridEnv(batch_size=[runs], max_steps=30),
+        BMCEpsilon(batch_shape=[runs]),
+        run,
+        ExpectedSarsaSettings(learning_rate=eta),
+        table=initial,
+        threads=1,
+    )
+    uniforms = torch.zeros(steps, runs, 9, dtype=torch.float64)
+    uniforms[..., :2] = acts[:steps].movedim(1, -1)
+    engine.advance(steps, uniforms=uniforms)
+    torch.testing.assert_close(table.weight.detach(), engine.table, rtol=0, atol=2e-6)
+    again = BMCEpsilon(batch_shape=[runs])
+    engine.write_strategy(again)
+    torch.testing.assert_close(made.strategy.eps, again.eps, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
