@@ -118,17 +118,17 @@ def keep(
     made |= {"episodes": int(table["episode"].max()), "seconds": seconds}
     metadata = json.loads(json.dumps({**metadata, "strategies": [strategy], "cells": [made]}))
     for path, earlier in finished_cells(output, cell.experiment).items():
-        (other,) = earlier["cells"]
-        same_label = other["strategy"] == cell.label
-        if earlier["config"] != metadata["config"] or (
-            same_label and earlier["strategies"] != metadata["strategies"]
-        ):
+        alike = [other for other in earlier["cells"] if other["strategy"] == cell.label]
+        changed = alike and metadata["strategies"][0] not in earlier["strategies"]
+        if earlier["config"] != metadata["config"] or changed:
             raise ResultsError(
                 f"{path} was made with another config; finish that sweep with its own config "
                 "or choose another output folder"
             )
-        apart = other["last_run"] < cell.first_run or cell.last_run < other["first_run"]
-        if same_label and not apart:
+        if any(
+            other["first_run"] <= cell.last_run and cell.first_run <= other["last_run"]
+            for other in alike
+        ):
             raise ResultsError(
                 f"runs {cell.first_run}–{cell.last_run} of {cell.label!r} are already in {path}; "
                 "ask plan for what is left"

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +30,11 @@ TINY = [
 ]
 
 
-def command(folder: Path) -> list[str]:
+def started(folder: Path) -> subprocess.Popen:
     outputs = [f"output={folder}/out", f"results={folder}/results"]
-    return [sys.executable, "scripts/reproduce.py", *TINY, *outputs]
-
-
-def run(folder: Path) -> None:
+    command = [sys.executable, "scripts/reproduce.py", *TINY, *outputs]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    subprocess.run(command(folder), cwd=ROOT, check=True, env=environment)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
 
 
 def results(label: str, first: int, runs: int, episodes: int = 2) -> pd.DataFrame:
@@ -153,6 +152,30 @@ def test_a_corrupt_or_a_larger_table_is_not_replaced(tmp_path):
         assert target.read_bytes() == content
 
 
+def test_the_last_of_concurrent_jobs_publishes_what_all_have_finished(tmp_path, monkeypatch):
+    listed, published = threading.Event(), threading.Event()
+
+    def slow_load(path: Path) -> pd.DataFrame:
+        if threading.current_thread() is slow and not listed.is_set():
+            listed.set()
+            published.wait(1.0)
+        return load(path)
+
+    monkeypatch.setattr("bmc_torchrl.experiments.sweep.load", slow_load)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(threading.current_thread).result()
+        finish(tmp_path, "bmc", 0, 2)
+        first = pool.submit(publish, tmp_path, "grid_sarsa", tmp_path / "results")
+        assert listed.wait(30)
+        finish(tmp_path, "fixed_01", 0, 2)
+        publish(tmp_path, "grid_sarsa", tmp_path / "results")
+        published.set()
+        first.result()
+    table = load(tmp_path / "grid_sarsa/table.parquet")
+    assert set(table["strategy"]) == {"bmc", "fixed_01"}
+    assert len(pd.read_csv(tmp_path / "results/summary.csv")) == 2
+
+
 def sweep(output: Path) -> None:
     """Computes what is missing, one run after the other, and publishes it."""
     for cell in plan(output, ["grid_sarsa"], ["bmc", "fixed_01", "vdbe_1"], 6, {"grid_sarsa": 1}):
@@ -185,14 +208,13 @@ def test_a_sweep_killed_at_work_resumes_to_the_same_table(tmp_path):
 @pytest.mark.slow
 def test_an_interrupted_sweep_gives_the_table_of_an_uninterrupted_one(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run(whole)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    process = subprocess.Popen(command(broken), cwd=ROOT, env=environment, start_new_session=True)
+    assert started(whole).wait() == 0
+    process = started(broken)
     while process.poll() is None and len(finished_cells(broken / "out", "grid_sarsa")) < 2:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    run(broken)
+    assert started(broken).wait() == 0
     for experiment in ("grid_sarsa", "cart_sarsa"):
         paths = [folder / "out" / experiment / "table.parquet" for folder in (whole, broken)]
         pd.testing.assert_frame_equal(*(load(path) for path in paths))
