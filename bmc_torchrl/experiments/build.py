@@ -130,6 +130,8 @@ def _build_dqn(cfg: DictConfig, strategy: EpsilonStrategy, learner: DQNSettings)
     network, key = build_network(env, dimension or (), learner.hidden, learner.dueling)
     name: Target = "double_dqn" if learner.double else "dqn"
     compile, test_every = bool(cfg.trainer.compile), cfg.domain.get("test_every", 1)
+    alone = cfg.trainer.lightning.devices == 1
+    chunk_steps = cfg.trainer.chunk_steps * test_every if alone else 1
     module = EpsilonGreedyDQN(
         env,
         network,
@@ -152,11 +154,11 @@ def _build_dqn(cfg: DictConfig, strategy: EpsilonStrategy, learner: DQNSettings)
         observation_key=key,
         epoch_steps=run.episodes * cfg.domain.max_steps,
         shared_posterior=cfg.shared_posterior,
-        compile=compile,
-        chunk_steps=cfg.trainer.chunk_steps * test_every,
+        chunk_steps=chunk_steps,
         max_grad_norm=learner.max_grad_norm,
+        compile=compile,
     )
-    return module, None, _tests(cfg, run, make_env, options, runs, snapshot=compile)
+    return module, None, _tests(cfg, run, make_env, options, runs, snapshot=chunk_steps > 1)
 
 
 def _tests(

@@ -157,6 +157,8 @@ class RunLinear(nn.Module):
 
     def forward(self, features: Tensor, indices: bool = False) -> Tensor:
         """The layer's output ``[*runs, *batch, out]``."""
+        if not self.run_shape and not indices:
+            return F.linear(features, self.weight.mT, self.bias)
         runs, leading = math.prod(self.run_shape), features.shape[:-1]
         bias = self.bias.reshape(runs, 1, self.out_features)
         if indices:
@@ -240,9 +242,10 @@ class QNetwork(nn.Module):
             weight = self.layers[0].weight
             assert isinstance(weight, Tensor)
             features = features.to(weight.dtype)
-        for depth, layer in enumerate(self.layers[:-1]):
+        *inner, _ = self.layers
+        for depth, layer in enumerate(inner):
             features = layer(features, indices and depth == 0).relu()
-        return self._head(features, indices and len(self.layers) == 1)
+        return self._head(features, indices and not inner)
 
     def _head(self, hidden: Tensor, indices: bool) -> Tensor:
         advantage: Tensor = self.layers[-1](hidden, indices)

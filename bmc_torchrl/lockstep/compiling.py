@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -30,13 +30,21 @@ class CompiledOnce:
         function: of tensors.
         name: what the module's logger says, at level INFO.
         enabled: if not, `function` runs eagerly.
+        told: who waits for it, and is told too.
 
     >>> CompiledOnce(lambda x: x + 1, "example", enabled=False)(1)
     2
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, *, enabled: bool) -> None:
-        self.name, self.pending = name, enabled
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        enabled: bool,
+        told: TextIO | None = None,
+    ) -> None:
+        self.name, self.pending, self.told = name, enabled, told
         self.function = torch.compile(function, **_WHOLE) if enabled else function
 
     def __call__(self, *args: Any) -> Any:
@@ -44,8 +52,13 @@ class CompiledOnce:
         if not self.pending:
             return self.function(*args)
         self.pending = False
-        _log.info("compiling %s, once", self.name)
+        self._say(f"compiling {self.name} (cached by torch for the next time)")
         start = time.perf_counter()
         result = self.function(*args)
-        _log.info("compiled %s in %.1f s", self.name, time.perf_counter() - start)
+        self._say(f"compiled {self.name} in {time.perf_counter() - start:.1f} s")
         return result
+
+    def _say(self, text: str) -> None:
+        _log.info(text)
+        if self.told is not None:
+            print(text, file=self.told, flush=True)

@@ -48,7 +48,7 @@ class CompiledSteps:
         self.action: Tensor | None = None
         self.value: Tensor
         self.epsilon: Tensor
-        options: dict[str, Any] = {"enabled": True, "announce": _say}
+        options: dict[str, Any] = {"enabled": True, "told": sys.stderr}
         self.learn = CompiledOnce(self._learn, "the DQN update", **options)
         self.reflect = CompiledOnce(self._reflect, "ε and the next action", **options)
 
@@ -156,7 +156,3 @@ class CompiledSteps:
         value_now = online.network(observation)
         epsilon = online.epsilon_at(state_now)
         return online.action_from(value_now, epsilon, mask, act), value_now, epsilon
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

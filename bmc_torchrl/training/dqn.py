@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import gymnasium
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from tensordict import NestedKey
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
@@ -92,10 +93,12 @@ class EpsilonGreedyDQN(RecordedLearner):
         observation_key (NestedKey or None): What the network reads of a TorchRL environment.
         epoch_steps (int): Updates that Lightning calls an epoch.
         shared_posterior (bool): With several ranks, let each strategy learn from all ranks' data.
-        compile (bool): Learn in chunks of compiled steps, with manual optimisation: several times
-            faster on a CPU, one device, `max_grad_norm` in place of the trainer's clipping.
-        chunk_steps (int): Updates per chunk then.
-        max_grad_norm (float or None): Gradient clipping where `compile` is on.
+        chunk_steps (int): Updates per Lightning batch. With more than one, optimisation is manual:
+            Lightning's own cost is paid once per chunk, `max_grad_norm` takes the place of the
+            trainer's clipping, and there is one device.
+        max_grad_norm (float or None): Gradient clipping then, each run by itself.
+        compile (bool): Compile the updates of a chunk, of 100 by default: several times faster on a
+            CPU, after some seconds.
 
     Examples:
         >>> import gymnasium
@@ -148,9 +151,9 @@ class EpsilonGreedyDQN(RecordedLearner):
         observation_key: NestedKey | None = None,
         epoch_steps: int = 1000,
         shared_posterior: bool = False,
-        compile: bool = False,
-        chunk_steps: int = 100,
+        chunk_steps: int = 1,
         max_grad_norm: float | None = None,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (
@@ -166,7 +169,8 @@ class EpsilonGreedyDQN(RecordedLearner):
         if not 0 <= gamma <= 1:
             raise ValueError(f"gamma must be between 0 and 1, got {gamma}.")
         self.save_hyperparameters("gamma", "lr", "batch_size", "buffer_size", "n_steps")
-        self.automatic_optimization = not compile
+        chunk_steps = 100 if compile and chunk_steps == 1 else chunk_steps
+        self.automatic_optimization = chunk_steps == 1
         self.gamma, self.lr, self.runs = gamma, lr, runs
         self.env_source, self.eval_source = env, eval_env
         self.eval_episodes, self.max_episode_steps = eval_episodes, max_episode_steps
@@ -286,9 +290,12 @@ class EpsilonGreedyDQN(RecordedLearner):
         return value
 
     def next_batch(self) -> Any:
-        """What Lightning calls a batch: a minibatch, or with `compile` a number of updates."""
-        if self.compiled is not None:
+        """What Lightning calls a batch: a minibatch, or a number of updates."""
+        if not self.automatic_optimization:
             return self.chunk_steps
+        return self._minibatch()
+
+    def _minibatch(self) -> Any:
         if self.collector_factory is not None:
             return self._collected_batch(self.collector_factory)
         return self.online.next_batch()
@@ -307,32 +314,55 @@ class EpsilonGreedyDQN(RecordedLearner):
         return self.learning.sample()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """The loss of a minibatch; with `compile`, a chunk of whole updates."""
-        if self.compiled is not None:
-            self._compiled_chunk(self.compiled, batch)
-            return None
+        """The loss of a minibatch; or a chunk of whole updates."""
+        if self.automatic_optimization:
+            return self._loss(batch)
+        self._chunk(batch)
+        return None
+
+    def _loss(self, batch: Any) -> Tensor:
         loss, error = self.learning.loss(batch, self.online.epsilon_after())
         self.__dict__["learned"] = batch, error
         self.online.loss = loss.detach().expand(self.runs or 1)
         return loss.sum()
 
-    def _compiled_chunk(self, compiled: CompiledSteps, steps: int) -> None:
+    def _chunk(self, steps: int) -> None:
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
+        assert not isinstance(optimizer, list)
         if self.trainer.max_steps >= 0:
             steps = min(steps, self.trainer.max_steps - self.trainer.global_step)
         for _ in range(steps):
-            compiled.update(optimizer)
+            if self.compiled is not None:
+                self.compiled.update(optimizer)
+            else:
+                self._update(optimizer)
             if scheduler is not None:
                 scheduler.step()  # type: ignore[union-attr]
             if not self.log_of_episodes.endless and self.finished:
                 return
 
+    def _update(self, optimizer: LightningOptimizer) -> None:
+        """One update of a chunk, eagerly."""
+        loss = self._loss(self._minibatch())
+        optimizer.zero_grad()
+        if self.trainer.scaler is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self.manual_backward(loss)
+        if self.max_grad_norm is not None:
+            clip_each_run(self.learning.parameters(), self.max_grad_norm, self.runs or 1)
+        optimizer.step()
+        self._after_step()
+
+    def _after_step(self) -> None:
+        self.learning.after_step(*self.learned)
+        self.online.finish()
+
     def optimizer_step(self, *args: Any, **options: Any) -> None:
         """Step, then do what the algorithm does after learning."""
         super().optimizer_step(*args, **options)
-        if self.compiled is None:
-            self.learning.after_step(*self.learned)
-            self.online.finish()
+        if self.automatic_optimization:
+            self._after_step()
 
     def configure_gradient_clipping(
         self,
@@ -426,8 +456,7 @@ class _Updates:
         self.module = module
 
     def __len__(self) -> int:
-        steps = 1 if self.module.compiled is None else self.module.chunk_steps
-        return -(-self.module.epoch_steps // steps)
+        return -(-self.module.epoch_steps // self.module.chunk_steps)
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(len(self)):
@@ -493,11 +522,12 @@ class InItsPrecision(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+        self.__dict__["weight"] = next(network.parameters(), None)
 
     def forward(self, observation: Tensor) -> Tensor:
         """What the network gives."""
-        if observation.is_floating_point():
-            weight = next(self.network.parameters(), observation)
+        weight = self.__dict__["weight"]
+        if weight is not None and observation.is_floating_point():
             observation = observation.to(weight.dtype)
         value: Tensor = self.network(observation)
         return value

@@ -319,10 +319,20 @@ def test_cart_pole_is_learned() -> None:
     assert fit.validate(made, verbose=False)[0]["eval/return"] > 100
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_updates_in_chunks_are_those_one_by_one(path: str) -> None:
+    single = fitted(built(path), trainer(30))
+    fit = trainer(30)
+    chunks = fitted(built(path, chunk_steps=7), fit)
+    assert fit.global_step == 30
+    assert_identical(
+        {k: v for k, v in single.state_dict().items() if isinstance(v, torch.Tensor)},
+        {k: v for k, v in chunks.state_dict().items() if isinstance(v, torch.Tensor)},
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", ["plain", "n-step", "double, prioritised", "state-dependent", "runs"]
-)
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "torchrl"])
 def test_compiled_updates_are_the_eager_ones(path: str) -> None:
     eager, compiled = built(path), built(path, compile=True, chunk_steps=7)
     trainer(30).fit(eager)

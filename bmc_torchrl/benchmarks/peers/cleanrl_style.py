@@ -50,11 +50,11 @@ def network(features: int, actions: int) -> nn.Module:
 class Agent:
     """The loop, which can be continued."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, env: str = "CartPole-v1") -> None:
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
-        self.env = gymnasium.make("CartPole-v1")
+        self.env = gymnasium.make(env)
         self.features = self.env.observation_space.shape[0]
         self.actions = int(self.env.action_space.n)
         self.online = network(self.features, self.actions)
@@ -97,6 +97,6 @@ class Agent:
 
 
 if __name__ == "__main__":
-    parsed = common.arguments()
+    parsed = common.arguments(env=str)
     torch.set_num_threads(1)
-    common.measure(Agent(parsed.seed).advance, parsed, chunk=200)
+    common.measure(Agent(parsed.seed, parsed.env or "CartPole-v1").advance, parsed, chunk=200)
