@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -27,6 +29,17 @@ class Likelihood(KeepsPrecision, ABC):
 
     A subclass defines :meth:`log_evidence_ratio`. What it is made of are float64 buffers, each a
     number or one per run, so that a checkpoint of the strategy says which likelihood it is of.
+
+    Examples:
+        >>> class Pinned(Likelihood):
+        ...     def __init__(self, unit):
+        ...         super().__init__()
+        ...         self.register_buffer("unit", torch.tensor(unit, dtype=torch.float64))
+        ...
+        ...     def log_evidence_ratio(self, gap, alpha, beta, moments):
+        ...         return -gap / self.unit
+        >>> Pinned(2.0)
+        Pinned(unit=2)
     """
 
     @abstractmethod
@@ -45,14 +58,20 @@ class Likelihood(KeepsPrecision, ABC):
             ``[*batch_shape]``.
         """
 
-    def require_runs(self, batch_shape: Sequence[int]) -> None:
-        """Raise unless every buffer is a number or has one value per run.
+    def over_runs(self, batch_shape: Sequence[int]) -> Self:
+        """A copy with one value per run.
 
         Args:
             batch_shape (sequence of int): shape of the runs.
+
+        Returns:
+            The copy; its buffers are ``[*batch_shape]``.
         """
-        for name, buffer in self.named_buffers():
+        own = copy.deepcopy(self)
+        for name, buffer in list(own.named_buffers(recurse=False)):
             require_run_shape(buffer, batch_shape, f"{type(self).__name__}: {name}")
+            setattr(own, name, buffer.expand(tuple(batch_shape)).clone())
+        return own
 
     def extra_repr(self) -> str:
         """The buffers."""
@@ -159,4 +178,4 @@ class GaussianLikelihood(Likelihood):
     def extra_repr(self) -> str:
         """The variance, or that it is the running one."""
         text = shown(self.variance)
-        return f"variance={'running' if text == '0' else text}"
+        return f"variance={'running' if text.partition(' (')[0] == '0' else text}"

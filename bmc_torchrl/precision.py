@@ -39,7 +39,7 @@ class KeepsPrecision(nn.Module):
         return True
 
     # What ``.to()``, ``.half()`` and ``.cuda()`` do to a module has no public hook: all of them
-    # call this method. Should they stop to, the numbers are cast with the model around them.
+    # call this method. If that changed, the numbers would be cast with the model around them.
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

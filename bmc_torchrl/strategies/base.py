@@ -46,7 +46,7 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     `batch_shape` are walked in order, time slowest. Time is the dimension that TorchRL named
     ``"time"``, as collectors and rollouts do, and the last one if there are no names.
 
-    Several workers' streams ``[workers, time]`` are so one stream: step by step, and by worker
+    Several workers' streams ``[workers, time]`` make one stream: step by step, and by worker
     within a step. With 8 streams of 1000 steps, another order of the workers changes ε-BMC's ε by
     0.01 %; one worker's whole stream after another's changes it by 1 % where all streams are
     alike, by 55 % where they differ, and by 96 % where returns grow with time.

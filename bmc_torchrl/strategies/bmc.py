@@ -139,7 +139,8 @@ class BMCEpsilon(EpsilonStrategy):
         beta0 (float, sequence of float or Tensor, optional): prior weight of "greedy", likewise. ε
             never rises if ``alpha0 <= beta0`` (Theorem 1), and never moves if they are equal.
             Default: 1.01.
-        likelihood (Likelihood, optional): distribution of returns. Default: Student-t.
+        likelihood (Likelihood, optional): distribution of returns, of which the strategy keeps a
+            copy with one value per run. Default: Student-t.
         prior (NormalGammaPrior, optional): the Student-t's prior of the returns' mean and
             precision, if no likelihood is given. Default: the paper's.
         num_states (int, optional): keep a posterior per discrete state, of the state being left.
@@ -189,8 +190,8 @@ class BMCEpsilon(EpsilonStrategy):
             raise TypeError(
                 f"likelihood must be a Likelihood such as StudentTLikelihood(), got {likelihood!r}."
             )
-        self.likelihood = StudentTLikelihood(prior) if likelihood is None else likelihood
-        self.likelihood.require_runs(self.batch_shape)
+        likelihood = StudentTLikelihood(prior) if likelihood is None else likelihood
+        self.likelihood = likelihood.over_runs(self.batch_shape)
         self.num_states = num_states
         self.state_key = state_key if num_states is not None else None
         self.offline = update == "offline"
@@ -388,7 +389,7 @@ class BMCEpsilon(EpsilonStrategy):
         # Inductor 2.13 miscompiles the fused copy.
         if _foreach_copy is None or torch.compiler.is_compiling():
             for buffer, value in zip(into, values_and_ratio, strict=True):
-                buffer.copy_(value)
+                _put(buffer, value)
         else:
             _foreach_copy(into, values_and_ratio)
 
@@ -408,20 +409,11 @@ class BMCEpsilon(EpsilonStrategy):
         else:
             for buffer, value in zip(buffers, after, strict=True):
                 buffer.scatter_(-1, index.unsqueeze(-1), value.unsqueeze(-1))
-            self.log_evidence_ratio.copy_(ratio)
+            _put(self.log_evidence_ratio, ratio)
         if self.offline:
             done = rest.pop(0) if self.num_states is None else rest.pop(0).unsqueeze(-1)
-            self.alpha.copy_(torch.where(done, buffers.alpha, self.alpha))
-            self.beta.copy_(torch.where(done, buffers.beta, self.beta))
-
-    # nn.Module's own docstring names this method as the one to override for a change on loading.
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Make room for a number where the likelihood has one per run, or conversely."""
-        for name, own in list(self.likelihood.named_buffers(recurse=False)):
-            shape = getattr(state_dict.get(f"{prefix}likelihood.{name}"), "shape", own.shape)
-            if shape != own.shape and shape in (torch.Size(), self.batch_shape):
-                setattr(self.likelihood, name, own.new_empty(shape))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+            _put(self.alpha, torch.where(done, buffers.alpha, self.alpha))
+            _put(self.beta, torch.where(done, buffers.beta, self.beta))
 
     def extra_repr(self) -> str:
         """ε and its posterior."""
@@ -429,3 +421,11 @@ class BMCEpsilon(EpsilonStrategy):
         offline = ", update='offline'" if self.offline else ""
         posterior = f"alpha={shown(self.alpha)}, beta={shown(self.beta)}"
         return f"{super().extra_repr()}, {posterior}{states}{offline}"
+
+
+def _put(buffer: Tensor, value: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        # Of a float64 tensor without dimensions, a graph compiled by torch 2.13 loses what is
+        # written in place; through a view with one it does not.
+        buffer, value = buffer.view(-1), value.reshape(-1)
+    buffer.copy_(value)

@@ -97,7 +97,8 @@ class TransitionStream:
         assert self._steps is not None
         for _ in range(self.chunk_steps):
             step = next(self._steps)
-            yield step.squeeze(-1) if step.batch_dims == 2 else step
+            # The one step of an unbatched environment is one run, whose dimension is not "time".
+            yield step.squeeze(-1) if step.batch_dims == 2 else step[0].unsqueeze(0)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly from here: plain numbers and tensors."""

@@ -11,6 +11,7 @@ from contracts import (
     MASK,
     REJECT,
     RUNS,
+    STRATEGY_SHAPES,
     exploring,
     memory,
     observed,
@@ -36,19 +37,23 @@ def _fresh_compiler():
 
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "stacked")) for n in FACTORIES]
+    ("name", "shape"),
+    [
+        pytest.param(name, shape, marks=[pytest.mark.slow] * (name == "stacked"))
+        for name, shape in STRATEGY_SHAPES
+    ],
 )
-def test_every_strategy_acts_and_learns_in_one_graph(name):
-    eager, compiled = exploring(FACTORIES[name](RUNS)), exploring(FACTORIES[name](RUNS))
+def test_every_strategy_acts_and_learns_in_one_graph(name, shape):
+    eager, compiled = exploring(FACTORIES[name](shape)), exploring(FACTORIES[name](shape))
 
     def act_and_learn(explore, td, data):
         td = explore(td)
         explore.update(data)
         return td["action"], td["epsilon"]
 
-    graph = torch.compile(act_and_learn, fullgraph=True, backend="eager")
+    graph = torch.compile(act_and_learn, fullgraph=True, backend="aot_eager")
     for _ in range(2):
-        td, data = observed(RUNS), transitions(RUNS)
+        td, data = observed(shape), transitions(shape)
         torch.manual_seed(1)
         expected = act_and_learn(eager, td.clone(), data.clone())
         torch.manual_seed(1)

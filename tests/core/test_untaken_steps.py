@@ -16,6 +16,7 @@ from contracts import (
     transitions,
 )
 from probes import ProbeEnv, exit_step
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
@@ -98,6 +99,17 @@ def test_each_agent_has_its_own_mark(name):
             part[key] = part[key][..., agent]
         alone.update(part, taken[..., agent])
         assert torch.equal(together.eps[:, agent], alone.eps)
+
+
+def test_the_mark_is_beside_the_action():
+    data = transitions((*RUNS, 6), agents=(AGENTS,)).exclude("taken")
+    taken = torch.rand(*RUNS, 6, AGENTS) < 0.5
+    explore = exploring(BMCEpsilon(batch_shape=(*RUNS, AGENTS)), nested=True)
+    explore.update(data.clone().set("agents", TensorDict({"taken": taken}, taken.shape)))
+    plain = BMCEpsilon(batch_shape=(*RUNS, AGENTS))
+    plain.update(data, taken)
+    assert same(memory(explore.strategy), memory(plain))
+    assert torch.equal(plain.return_count, taken.sum(1).double())
 
 
 def test_a_mark_must_be_of_every_step():

@@ -231,3 +231,13 @@ def test_impossible_arguments_are_named() -> None:
         EpsilonGreedyLearner(actor, explore, returns, rule, runs=1, episodes=1, next_action="now")
     with pytest.raises(ValueError, match="chunk_steps and num_chunks must be positive, got 0"):
         TransitionStream(ProbeEnv(loop_step), None, chunk_steps=0, num_chunks=1)
+
+
+@pytest.mark.parametrize("batch_size", [(), (1,), (3,)])
+def test_a_vector_step_has_a_dimension_of_runs_and_none_of_time(batch_size):
+    stream = TransitionStream(ProbeEnv(loop_step, batch_size), None, chunk_steps=2, num_chunks=1)
+    steps = [step for chunk in stream for step in chunk]
+    stream.shutdown()
+    for step in steps:
+        assert step.batch_size == (batch_size or (1,))
+        assert step.names == [None]

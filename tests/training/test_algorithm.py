@@ -97,13 +97,13 @@ def test_returns_come_before_learning_and_the_strategy_after_it() -> None:
         assert transition.get("value_change", None) is None
         learn(transition, *args)
 
-    def updating(transition):
+    def updating(transition, *args):
         seen.append("update")
         before = transition["action_value"].gather(-1, transition["action"].unsqueeze(-1))
         after = learner.q_actor(transition.select("state"))["action_value"]
         after = after.gather(-1, transition["action"].unsqueeze(-1))
         torch.testing.assert_close(transition["value_change"], (after - before).squeeze(-1))
-        update(transition)
+        update(transition, *args)
 
     learner.rule.learn, learner.explore.strategy.update = learning, updating
     stream._start()
