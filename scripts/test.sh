@@ -3,4 +3,5 @@
 set -eu
 . "$(dirname "$0")/setup.sh"
 export OMP_NUM_THREADS=1
+echo "Collecting the tests (some seconds) ..."
 exec python -m pytest -n 2 --dist worksteal "$@"

@@ -1,4 +1,6 @@
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,24 @@ with warnings.catch_warnings():
     import torchrl.collectors  # noqa: F401
 
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--published",
+        default=os.environ.get("BMC_PUBLISHED"),
+        metavar="FOLDER",
+        help="folder with the authors' workbooks, grid_sarsa.xlsx and so on (or BMC_PUBLISHED)",
+    )
+
+
+@pytest.fixture
+def published(pytestconfig):
+    """The folder with the authors' workbooks; docs/protocol.md says where to get them."""
+    folder = pytestconfig.getoption("published")
+    if not folder:
+        pytest.skip("needs the authors' workbooks: pytest --published FOLDER, or BMC_PUBLISHED")
+    return Path(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,15 @@
 """What the tests of the numba kernels share: small domains, settings, every strategy."""
 
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
 import torch
 
-from bmc_torchrl.envs import CartPole, SubgoalGrid, SupplyNetwork
+from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv, SupplyNetwork
+from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.likelihoods import NormalGammaPrior
+from bmc_torchrl.lockstep.numba.formulas import compiled
 from bmc_torchrl.strategies import (
     BMCEpsilon,
     ConstantEpsilon,
@@ -18,20 +24,30 @@ SMALL_NETWORK = SupplyNetwork(
     capacity=(7, 5), rho_max=3, ship_max=(3,), zeta=(2,), initial_stocks=(3, 1), kappa_tr=(0.3,)
 )
 
-DOMAINS = {"grid_world": SubgoalGrid(), "cart_pole": CartPole(), "supply_chain": SMALL_NETWORK}
-
-PUBLISHED = {
-    "grid_world": {"gamma": 0.99, "learning_rate": 0.7, "table": "normal", "tests": 1},
-    "cart_pole": {
-        "gamma": 0.95,
-        "learning_rate": 0.5,
-        "learning_rate_decay": 0.99,
-        "learning_rate_floor": 0.01,
-        "tests": 2,
-        "physics_dtype": torch.float64,
-    },
-    "supply_chain": {"gamma": 0.95, "learning_rate": 0.6, "table": "normal", "tests": 2},
+DOMAINS = {
+    "grid_world": SubgoalGridEnv,
+    "cart_pole": partial(CartPoleEnv, dtype=torch.float64),
+    "supply_chain": partial(SupplyChainEnv, SMALL_NETWORK),
 }
+RUN = RunSettings(gamma=0.95, episodes=12, tests=2, next_action="before", seed=3)
+RUNS = {
+    "grid_world": replace(RUN, gamma=0.99, tests=1),
+    "cart_pole": RUN,
+    "supply_chain": RUN,
+}
+LEARNERS = {
+    "grid_world": ExpectedSarsaSettings(learning_rate=0.7, initializer="normal"),
+    "cart_pole": ExpectedSarsaSettings(learning_rate=0.5, decay=0.99, floor=0.01),
+    "supply_chain": ExpectedSarsaSettings(learning_rate=0.6, initializer="normal"),
+}
+
+
+def scalars(env):
+    """The compiled functions of a domain, bound to its constants."""
+    m = env.scalars()
+    return SimpleNamespace(
+        step=partial(compiled(type(m).step), m), cell=partial(compiled(type(m).cell), m)
+    )
 
 
 def rows(*columns):

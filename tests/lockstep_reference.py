@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -18,6 +19,11 @@ from bmc_torchrl.functional import mixture_return
 from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.learners.published_fit import adam_state, fit_minibatch
 from bmc_torchrl.learners.replay import run_replay_buffer
+from bmc_torchrl.learners.settings import (
+    ExpectedSarsaSettings,
+    PublishedDQNSettings,
+    RunSettings,
+)
 from bmc_torchrl.learners.values import QNetwork, QTable, q_actor
 from bmc_torchrl.lockstep import DQNDraws, DQNLockstep, TabularDraws, TabularLockstep
 from bmc_torchrl.strategies import (
@@ -35,7 +41,10 @@ SMALL_GRID = SubgoalGrid(rows=2, columns=3, start=(1, 0), goals=((0, 2), (0, 0))
 
 SMALL_NETWORK = SupplyNetwork(capacity=(17,), rho_max=5, ship_max=(5,), initial_stocks=(5, 1))
 
-DQN = {"learning_rate": 0.01, "batch_size": 4, "capacity": 20, "epochs": 3}
+DQN = PublishedDQNSettings(hidden=(7, 6), learning_rate=0.01, batch_size=4, capacity=20, epochs=3)
+PENALISED = dataclasses.replace(DQN, l2=0.001)
+SARSA = ExpectedSarsaSettings(learning_rate=0.5, decay=0.9, floor=0.3)
+ENGINE_OPTIONS = ("block", "compiled", "test_slots")
 
 DOMAINS: dict[str, Any] = {
     "grid": functools.partial(SubgoalGridEnv, SMALL_GRID, max_steps=12),
@@ -66,24 +75,29 @@ def make_env(domain: str, runs: int = RUNS, **options: Any) -> BatchedEnv:
 
 
 def make_network(env: BatchedEnv, runs: int = RUNS) -> QNetwork:
-    width = 4 if isinstance(env, CartPoleEnv) else env.num_features
     torch.manual_seed(1)
-    return QNetwork(width, env.num_actions, hidden=(7, 6), runs=runs)
+    return QNetwork(env.lanes().num_features, env.num_actions, DQN.hidden, runs=runs)
+
+
+def divided(options: dict[str, Any], **run: Any) -> tuple[RunSettings, dict[str, Any]]:
+    """The settings of the runs among `options`, and the engine's own."""
+    own = {"compiled": False} | {k: v for k, v in options.items() if k in ENGINE_OPTIONS}
+    given = {k: v for k, v in options.items() if k not in ENGINE_OPTIONS}
+    return RunSettings(**{"episodes": 50, "gamma": 0.9, "seed": 3, **run, **given}), own
 
 
 class ReferenceDQN:
-    """ENGINE's order with the library's modules, drawing from the global generator."""
+    """The order of docs/protocol.md §2 with the library's modules and the global generator."""
 
-    def __init__(self, domain: str, strategy: EpsilonStrategy, *, l2: float, mask_key: str) -> None:
-        self.mask_key = mask_key
+    def __init__(self, domain: str, strategy: EpsilonStrategy) -> None:
         self.env = make_env(domain, observation="encoded")
         self.network = make_network(self.env)
         self.actor = q_actor(self.network, self.env.num_actions, in_key="observation")
         self.explore = AdaptiveEGreedyModule(self.env.action_spec, strategy=strategy)
         self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None)
-        self.replay = run_replay_buffer(DQN["capacity"], RUNS, DQN["batch_size"])
+        self.replay = run_replay_buffer(DQN.capacity, RUNS, DQN.batch_size)
         self.parameters = {n: p.data for n, p in self.network.named_parameters()}
-        self.moments, self.l2 = adam_state(self.parameters), l2
+        self.moments = adam_state(self.parameters)
         self.carrier = self.env.reset()
 
     def call(self, parameters: dict[str, Tensor], features: Tensor) -> Tensor:
@@ -96,10 +110,10 @@ class ReferenceDQN:
         )
         self.returns(transition)
         keys = "observation", "action", ("next", "observation"), ("next", "reward")
-        kept = transition.select(*keys, ("next", self.mask_key))
+        kept = transition.select(*keys, ("next", "terminated"))
         self.replay.extend(kept.unsqueeze(-1).clone())
         transition["value_change"] = torch.zeros(RUNS)
-        if self.replay._storage.shape[0] >= DQN["batch_size"]:
+        if self.replay._storage.shape[0] >= DQN.batch_size:
             transition["value_change"] = self.learn(transition)
         self.explore.update(transition)
         self.transition, self.carrier = transition, following
@@ -107,7 +121,7 @@ class ReferenceDQN:
     def learn(self, transition: TensorDict) -> Tensor:
         batch = self.replay.sample()
         after = self.call(self.parameters, batch["next", "observation"]).amax(-1)
-        done = batch["next", self.mask_key].squeeze(-1)
+        done = batch["next", "terminated"].squeeze(-1)
         target = batch["next", "reward"].squeeze(-1) + 0.9 * torch.where(done, 0.0, after)
         observation, action = transition["observation"], transition["action"].unsqueeze(-1)
         before = self.call(self.parameters, observation).gather(-1, action)
@@ -119,9 +133,9 @@ class ReferenceDQN:
                 batch["observation"],
                 batch["action"],
                 target,
-                epochs=DQN["epochs"],
-                learning_rate=DQN["learning_rate"],
-                l2=self.l2,
+                epochs=DQN.epochs,
+                learning_rate=DQN.learning_rate,
+                l2=PENALISED.l2,
             )
         return (self.call(self.parameters, observation).gather(-1, action) - before).squeeze(-1)
 
@@ -139,20 +153,23 @@ def noise_of(domain: str, draws: list[Tensor]) -> Noise:
     return Noise(empty.double(), draws.pop(0) if domain == "cart" else empty)
 
 
-def make_dqn(domain: str, strategy: str, runs: int = RUNS, **options: Any) -> DQNLockstep:
+def make_dqn(
+    domain: str,
+    strategy: str,
+    runs: int = RUNS,
+    learner: PublishedDQNSettings = DQN,
+    **options: Any,
+) -> DQNLockstep:
     env = make_env(domain, runs)
+    run, own = divided(options)
     network = make_network(env, runs)
-    options = {"episodes": 50, "gamma": 0.9, "compiled": False, "seed": 3, **DQN, **options}
-    return DQNLockstep(env, network, STRATEGIES[strategy](env, runs), **options)
+    return DQNLockstep(env, STRATEGIES[strategy](env, runs), run, learner, network=network, **own)
 
 
 def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
     torch.manual_seed(0)
-    l2 = 0.001
-    engine = make_dqn(domain, strategy, l2=l2, **options)
-    mask_key = "done" if engine.mask_truncated else "terminated"
-    strategies = STRATEGIES[strategy](engine.domain, RUNS)
-    reference = ReferenceDQN(domain, strategies, l2=l2, mask_key=mask_key)
+    engine = make_dqn(domain, strategy, learner=PENALISED, **options)
+    reference = ReferenceDQN(domain, STRATEGIES[strategy](engine.domain, RUNS))
     key = "physics" if domain == "cart" else "state"
     engine.state.copy_(reference.carrier[key])
     engine.value.copy_(reference.actor(reference.carrier.clone())["action_value"].detach())
@@ -162,7 +179,7 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
             reference.step()
         act = act_of(draws)
         noise = noise_of(domain, draws)
-        sample = draws.pop(0) if draws else torch.zeros(RUNS, DQN["batch_size"]).double()
+        sample = draws.pop(0) if draws else torch.zeros(RUNS, DQN.batch_size).double()
         with torch.no_grad():
             noise = Noise(*(x.unsqueeze(0) for x in noise))
             engine.vector_steps(DQNDraws(act[None], noise, sample[None]), time)
@@ -177,7 +194,7 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
 
 
 class ReferenceSarsa:
-    """Expected SARSA in ENGINE's order with the library's modules."""
+    """Expected SARSA in the order of docs/protocol.md §2, with the library's modules."""
 
     def __init__(self, domain: str, strategy: EpsilonStrategy, next_action: str) -> None:
         self.env = make_env(domain)
@@ -200,7 +217,8 @@ class ReferenceSarsa:
         self.action, epsilon = after["action"], after["epsilon"]
         self.returns(transition)
         target = mixture_return(transition["greedy_return"], transition["uniform_return"], epsilon)
-        rate = (0.5 * torch.full([RUNS], 0.9) ** self.episodes).clamp(min=0.3)
+        decay = torch.full([RUNS], SARSA.decay) ** self.episodes
+        rate = (SARSA.learning_rate * decay).clamp(min=SARSA.floor)
         transition["value_change"] = tabular_update(
             self.table.weight.data, transition["state"], transition["action"], target, rate
         )
@@ -217,10 +235,9 @@ def make_table(env: BatchedEnv, runs: int = RUNS) -> QTable:
 
 def make_tabular(domain: str, strategy: str, runs: int = RUNS, **options: Any) -> TabularLockstep:
     env = make_env(domain, runs)
-    options = {"episodes": 50, "gamma": 0.9, "compiled": False, "seed": 3, **options}
-    rates = {"learning_rate": 0.5, "decay": 0.9, "floor": 0.3}
+    run, own = divided(options, next_action="before")
     return TabularLockstep(
-        env, make_table(env, runs), STRATEGIES[strategy](env, runs), **rates, **options
+        env, STRATEGIES[strategy](env, runs), run, SARSA, table=make_table(env, runs), **own
     )
 
 

@@ -69,7 +69,7 @@ def one_step(
 def strength_form(
     epsilon: Any, tau: Any, n: Any, log_ratio: Any, expm1: Callable[[Any], Any]
 ) -> tuple[Any, Any, Any]:
-    """PROTOCOL §1's update of ε, τ = 1 − 2ε and n = α + β, given ℓ = log e^Q − log e^U."""
+    """ε, τ = 1 − 2ε and n = α + β after docs/protocol.md §1, given ℓ = log e^Q − log e^U."""
     y = -expm1(-log_ratio)
     q = epsilon * (1 - epsilon) * y / (1 - epsilon * y)
     p = epsilon * (1 - y) / (1 - epsilon * y)

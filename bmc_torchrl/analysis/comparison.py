@@ -28,8 +28,15 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
-from bmc_torchrl.analysis.scoring import METRIC_TITLES, measure
-from bmc_torchrl.analysis.summaries import EXPLORATION, METRICS, PERFORMANCE, Results
+from bmc_torchrl.analysis.scoring import measure
+from bmc_torchrl.analysis.summaries import (
+    EXPLORATION,
+    METRICS,
+    PERFORMANCE,
+    Results,
+    metric_windows,
+)
+from bmc_torchrl.analysis.titles import METRIC_TITLES
 from bmc_torchrl.errors import ResultsError
 
 EXACT_TOLERANCE = 1e-3
@@ -146,20 +153,13 @@ def _strategy_rows(
 ) -> list[dict[str, object]]:
     episodes = int(summary["episodes"])
     ours, theirs = ours.sort_values("episode"), theirs.sort_values("episode").head(episodes)
-    windows = {
-        "auc": ("performance", slice(None)),
-        "first_100": ("performance", slice(None, 100)),
-        "last_50": ("performance", slice(-50, None)),
-        "epsilon_10": ("epsilon", slice(min(10, episodes) - 1, min(10, episodes))),
-        "epsilon_100": ("epsilon", slice(min(100, episodes) - 1, min(100, episodes))),
-        "epsilon_last": ("epsilon", slice(-1, None)),
-    }
+    ours = ours.rename(columns={f"{column}_se": "performance_se"})
     rows = []
-    for metric, (kind, window) in windows.items():
-        our_column = column if kind == "performance" else "epsilon"
+    for metric, window in metric_windows(episodes).items():
+        kind = "epsilon" if metric in EXPLORATION else "performance"
         published_se = window_standard_error(
             theirs[f"{kind}_se"].to_numpy()[window],
-            ours[f"{our_column}_se"].to_numpy()[window],
+            ours[f"{kind}_se"].to_numpy()[window],
             float(summary[f"{metric}_se"]),
         )
         pair = {
@@ -217,8 +217,8 @@ def z_score(
     return excess / float(np.hypot(error, arithmetic)), error > rounding or excess != 0.0
 
 
-def report(comparison: Comparison) -> list[Table]:
-    """The comparison as tables to print: performance, exploration, medians."""
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """A comparison as tables to print: performance, exploration, medians."""
     return [
         _pairs(comparison.table, PERFORMANCE, "Test performance: ours | published | z"),
         _pairs(comparison.table, EXPLORATION, "ε in an episode: ours | published | z"),

@@ -6,7 +6,7 @@ thick black line, published curves are dashed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,16 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from bmc_torchrl.analysis.scoring import (
-    FAMILIES,
-    METRIC_TITLES,
-    Measure,
-    experiment_title,
-    family,
-    measure,
-    parameter,
-    strategy_title,
-)
+from bmc_torchrl.analysis.scoring import Measure, measure
 from bmc_torchrl.analysis.statistics import performance_profile, profile_interval
+from bmc_torchrl.analysis.titles import FAMILIES, METRIC_TITLES, Strategies, experiment_title
 from bmc_torchrl.errors import ResultsError
 
 BLACK = "#000000"
 GREY = "#777777"
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", GREY)
-FAMILY_COLOURS = dict(zip(("fixed", "geom", "power", "vdbe"), COLOURS, strict=False))
+FAMILY_COLOURS = dict(zip(("constant", "geometric", "power", "vdbe"), COLOURS, strict=False))
+EPSILON = Measure("", "epsilon", "ε", lower_is_better=False, optimum=None)
 SENSITIVITY_TITLES = {"alpha0": "strength of the prior, α₀", "reward_scale": "scale of rewards"}
 
 STYLE: Any = {
@@ -54,6 +47,7 @@ STYLE: Any = {
 def learning_figure(
     experiment: str,
     curves: pd.DataFrame,
+    strategies: Strategies,
     *,
     published: pd.DataFrame | None = None,
 ) -> Figure:
@@ -67,159 +61,130 @@ def learning_figure(
     Args:
         experiment: Name such as ``grid_sarsa``.
         curves: What ``summaries.curves`` returns.
+        strategies: How they are called, and their families.
         published: What ``read_published`` returns, to be drawn dashed.
     """
     judged = measure(experiment)
     names = list(curves["strategy"].unique())
     auc = curves.groupby("strategy")[f"{judged.column}_mean"].mean()
-    groups = {key: _members(names, key) for key in FAMILY_COLOURS}
+    short = {name: strategies[name].short_title for name in names}
+    long = {name: strategies[name].title for name in names}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12.5, 8.4), layout="constrained")
         axes = figure.subplots(2, 3).ravel()
-        for panel, (key, members) in zip(axes[:4], groups.items(), strict=True):
+        for panel, family in zip(axes[:4], FAMILY_COLOURS, strict=True):
+            members = _members(names, family, strategies)
             styles = dict(zip(members, COLOURS, strict=False))
-            _performance_panel(panel, curves, judged, styles, published, short=True)
+            _panel(panel, curves, judged, styles, short, published)
             if not members:
                 panel.text(0.5, 0.5, "not run", transform=panel.transAxes, ha="center", color=GREY)
-            panel.set_title(f"ε-BMC and {FAMILIES[key]} ε" if key != "vdbe" else "ε-BMC and VDBE")
-        styles = _best_styles(best_of_families(auc, judged))
-        _performance_panel(axes[4], curves, judged, styles, published, short=False)
+            panel.set_title(f"ε-BMC and {FAMILIES[family]}{' ε' if family != 'vdbe' else ''}")
+        styles = _best_styles(auc, judged, strategies)
+        _panel(axes[4], curves, judged, styles, long, published)
         axes[4].set_title("ε-BMC and the best of each family")
-        _epsilon_panel(axes[5], curves, styles, published)
+        _panel(axes[5], curves, EPSILON, styles, long, published)
         _same_limits(axes[:5])
-        runs = "–".join(str(count) for count in sorted(set(curves["runs"])))
-        figure.suptitle(
-            f"{experiment_title(experiment)}: mean and standard error of {runs} runs"
-            + ("; published means dashed" if published is not None else ""),
-            fontsize=13,
-        )
+        dashed = "; published means dashed" if published is not None else ""
+        figure.suptitle(f"{_title(experiment, curves)}{dashed}", fontsize=13)
     return figure
 
 
-def comparison_figure(experiment: str, curves: pd.DataFrame) -> Figure:
+def _title(experiment: str, curves: pd.DataFrame) -> str:
+    runs = "–".join(str(count) for count in sorted(set(curves["runs"])))
+    return f"{experiment_title(experiment)}: mean and standard error of {runs} runs"
+
+
+def comparison_figure(experiment: str, curves: pd.DataFrame, strategies: Strategies) -> Figure:
     """Test performance and ε over episodes of a few strategies side by side.
 
     Args:
         experiment: Name such as ``grid_sarsa``.
         curves: What ``summaries.curves`` returns; all its strategies are drawn.
+        strategies: How they are called.
     """
-    judged = measure(experiment)
-    names = [name for name in curves["strategy"].unique() if name != "bmc"]
-    styles = dict(zip(names, COLOURS, strict=False))
+    labels = {name: strategies[name].title for name in curves["strategy"].unique()}
+    styles = dict(zip((name for name in labels if name != "bmc"), COLOURS, strict=False))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _performance_panel(left, curves, judged, styles, None, short=False)
+        _panel(left, curves, measure(experiment), styles, labels)
         left.set_title("greedy test after each episode")
-        _epsilon_panel(right, curves, styles, None)
-        runs = "–".join(str(count) for count in sorted(set(curves["runs"])))
-        figure.suptitle(
-            f"{experiment_title(experiment)}: mean and standard error of {runs} runs", fontsize=13
-        )
+        _panel(right, curves, EPSILON, styles, labels)
+        figure.suptitle(_title(experiment, curves), fontsize=13)
     return figure
 
 
-def best_of_families(auc: pd.Series, judged: Measure) -> list[str]:
+def best_of_families(auc: pd.Series, judged: Measure, strategies: Strategies) -> list[str]:
     """The best strategy of each family but ε-BMC's, in the order of families.
 
     Args:
         auc: Performance by strategy.
         judged: Says which values are good.
+        strategies: Their families.
     """
     ordered = auc.sort_values(ascending=judged.lower_is_better).index
-    chosen = {family(name): name for name in reversed(ordered) if family(name) != "bmc"}
+    chosen = {strategies[name].family: name for name in reversed(ordered)}
+    chosen.pop(strategies["bmc"].family, None)
     order = [*FAMILY_COLOURS, *sorted(set(chosen) - set(FAMILY_COLOURS))]
     return [chosen[key] for key in order if key in chosen]
 
 
-def _members(names: Sequence[str], key: str) -> list[str]:
-    found = [name for name in names if family(name) == key]
-    return sorted(found, key=lambda name: (parameter(name) or 0.0, name))
+def _members(names: Sequence[str], family: str, strategies: Strategies) -> list[str]:
+    found = [name for name in names if strategies[name].family == family]
+    return sorted(found, key=lambda name: (strategies[name].value or 0.0, name))
 
 
-def _best_styles(best: Sequence[str]) -> dict[str, str]:
+def _best_styles(auc: pd.Series, judged: Measure, strategies: Strategies) -> dict[str, str]:
     spare = iter(COLOURS[len(FAMILY_COLOURS) :])
-    return {name: FAMILY_COLOURS.get(family(name)) or next(spare, GREY) for name in best}
+    best = best_of_families(auc, judged, strategies)
+    return {n: FAMILY_COLOURS.get(strategies[n].family) or next(spare, GREY) for n in best}
 
 
-def _performance_panel(
+def _panel(
     axes: Axes,
     curves: pd.DataFrame,
-    judged: Measure,
+    shown: Measure,
     styles: Mapping[str, str],
-    published: pd.DataFrame | None,
-    *,
-    short: bool,
+    labels: Mapping[str, str],
+    published: pd.DataFrame | None = None,
 ) -> None:
-    if judged.optimum is not None:
-        axes.axhline(judged.optimum, color=GREY, linewidth=1, linestyle=":", label="optimum")
-    _lines(axes, curves, judged.column, styles, short=short)
-    if published is not None:
-        _dashes(axes, published, "performance_mean", styles, int(curves["episode"].max()))
-    axes.set_ylabel(judged.label)
-    _finish(axes)
-
-
-def _epsilon_panel(
-    axes: Axes,
-    curves: pd.DataFrame,
-    styles: Mapping[str, str],
-    published: pd.DataFrame | None,
-) -> None:
-    _lines(axes, curves, "epsilon", styles, short=False)
-    if published is not None:
-        _dashes(axes, published, "epsilon_mean", styles, int(curves["episode"].max()))
-    axes.set_ylabel("ε")
-    axes.set_ylim(bottom=0)
-    axes.set_title("exploration rate")
-    _finish(axes)
-
-
-def _lines(
-    axes: Axes, curves: pd.DataFrame, column: str, styles: Mapping[str, str], *, short: bool
-) -> None:
-    for name, colour in _with_bmc(styles).items():
-        rows = curves[curves["strategy"] == name]
-        if rows.empty:
-            continue
+    """Test performance, or ε, over episodes."""
+    column, kind = shown.column, "epsilon" if shown is EPSILON else "performance"
+    if shown.optimum is not None:
+        axes.axhline(shown.optimum, color=GREY, linewidth=1, linestyle=":", label="optimum")
+    styles = _with_bmc(styles)
+    for name, rows in _rows_of(styles, curves):
         x, mean = rows["episode"].to_numpy(), rows[f"{column}_mean"].to_numpy()
         error = rows[f"{column}_se"].fillna(0.0).to_numpy()
-        wide = name == "bmc"
+        width, zorder = (2.0, 3) if name == "bmc" else (1.2, 2)
+        colour, label = styles[name], labels[name]
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.22, linewidth=0)
-        axes.plot(
-            x,
-            mean,
-            color=colour,
-            linewidth=2.0 if wide else 1.2,
-            zorder=3 if wide else 2,
-            label=strategy_title(name, with_family=not short),
-        )
+        axes.plot(x, mean, color=colour, linewidth=width, zorder=zorder, label=label)
+    if published is not None:
+        known = published[published["episode"] <= curves["episode"].max()]
+        for name, rows in _rows_of(styles, known):
+            x, mean = rows["episode"], rows[f"{kind}_mean"]
+            axes.plot(x, mean, color=styles[name], linewidth=1, linestyle=(0, (4, 2)))
+    if shown is EPSILON:
+        axes.set_ylim(bottom=0)
+        axes.set_title("exploration rate")
+    axes.set(xlabel="training episodes", ylabel=shown.label)
+    axes.margins(x=0.01)
+    _legend_below(axes)
 
 
-def _dashes(
-    axes: Axes, published: pd.DataFrame, column: str, styles: Mapping[str, str], episodes: int
-) -> None:
-    for name, colour in _with_bmc(styles).items():
-        rows = published[(published["strategy"] == name) & (published["episode"] <= episodes)]
-        if not rows.empty:
-            axes.plot(
-                rows["episode"], rows[column], color=colour, linewidth=1, linestyle=(0, (4, 2))
-            )
+def _rows_of(names: Iterable[str], table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    found = dict(iter(table.groupby("strategy")))
+    return ((name, found[name]) for name in names if name in found)
 
 
 def _with_bmc(styles: Mapping[str, str]) -> dict[str, str]:
     return {"bmc": BLACK, **styles}
 
 
-def _finish(axes: Axes) -> None:
-    axes.set_xlabel("training episodes")
-    axes.margins(x=0.01)
-    _legend_below(axes)
-
-
 def _legend_below(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: (labels[i] == "optimum", labels[i] != "ε-BMC"))
+    order = sorted(range(len(labels)), key=lambda i: labels[i] == "optimum")
     wide = max((len(label) for label in labels), default=0) > 14
     axes.legend(
         [handles[i] for i in order],
@@ -329,7 +294,9 @@ def _sensitivity_panel(axes: Axes, rows: pd.DataFrame, judged: Measure) -> None:
     _legend_below(axes)
 
 
-def profile_figure(experiment: str, scores: pd.DataFrame, *, metric: str = "auc") -> Figure:
+def profile_figure(
+    experiment: str, scores: pd.DataFrame, strategies: Strategies, *, metric: str = "auc"
+) -> Figure:
     """Performance profiles of ε-BMC and of the best of each family.
 
     The fraction of runs that do better than a threshold, over all thresholds, with pointwise 95 %
@@ -338,12 +305,13 @@ def profile_figure(experiment: str, scores: pd.DataFrame, *, metric: str = "auc"
     Args:
         experiment: Name such as ``grid_sarsa``.
         scores: What ``summaries.scores`` returns.
+        strategies: How they are called, and their families.
         metric: Which of its columns.
     """
     judged = measure(experiment)
     sign = -1.0 if judged.lower_is_better else 1.0
     means = scores.groupby("strategy")[metric].mean()
-    styles = _with_bmc(_best_styles(best_of_families(means, judged)))
+    styles = _with_bmc(_best_styles(means, judged, strategies))
     styles = {name: colour for name, colour in styles.items() if name in means.index}
     used = scores[scores["strategy"].isin(list(styles))]
     low, high = used[metric].min(), used[metric].max()
@@ -361,7 +329,7 @@ def profile_figure(experiment: str, scores: pd.DataFrame, *, metric: str = "auc"
                 performance_profile(runs, sign * levels),
                 color=colour,
                 linewidth=2 if name == "bmc" else 1.3,
-                label=strategy_title(name),
+                label=strategies[name].title,
             )
         if judged.lower_is_better:
             axes.invert_xaxis()
@@ -375,8 +343,8 @@ def profile_figure(experiment: str, scores: pd.DataFrame, *, metric: str = "auc"
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path) -> list[Path]:
-    """Write ``path`` as PNG and PDF; the same figure gives the same files.
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a PNG file; the same figure gives the same file.
 
     Args:
         figure: What to write.
@@ -384,8 +352,7 @@ def save_figure(figure: Figure, path: str | Path) -> list[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "pdf")]
+    written = path.with_name(f"{path.name}.png")
     with mpl.rc_context(STYLE):
-        figure.savefig(written[0], dpi=150)
-        figure.savefig(written[1], metadata={"CreationDate": None})
+        figure.savefig(written, dpi=150)
     return written

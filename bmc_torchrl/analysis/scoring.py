@@ -1,4 +1,4 @@
-"""What is measured in each experiment, and how experiments and strategies are called in print."""
+"""How an experiment is judged: the column that counts, which values are good, the optimum."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 from bmc_torchrl.errors import ResultsError
 
-EXPERIMENTS = (
-    "grid_sarsa",
-    "grid_dqn",
-    "cart_sarsa",
-    "cart_dqn",
-    "supply_sarsa",
-    "supply_dqn",
-)
+__all__ = ["EXPERIMENTS", "MEASURES", "PUBLISHED_BMC_RANKS", "Measure", "measure"]
 
 PUBLISHED_BMC_RANKS = {
     "grid_sarsa": 3,
@@ -25,26 +18,7 @@ PUBLISHED_BMC_RANKS = {
 }
 """BMC's rank by AUC among the 22 strategies in the authors' data."""
 
-FAMILIES = {
-    "bmc": "ε-BMC",
-    "fixed": "constant",
-    "geom": "geometric",
-    "power": "power",
-    "vdbe": "VDBE",
-}
-"""Printed name of a family, by the prefix of its labels."""
-
-METRIC_TITLES = {
-    "auc": "AUC",
-    "first_100": "first 100",
-    "last_50": "last 50",
-    "epsilon_10": "ε at 10",
-    "epsilon_100": "ε at 100",
-    "epsilon_last": "ε at last",
-}
-
-_PARAMETERS = {"fixed": "c", "geom": "ρ", "power": "β", "vdbe": "σ"}
-_LEARNERS = {"sarsa": "expected SARSA", "dqn": "DQN"}
+EXPERIMENTS = tuple(PUBLISHED_BMC_RANKS)
 
 
 @dataclass(frozen=True)
@@ -99,49 +73,3 @@ def measure(experiment: str) -> Measure:
             f"of {', '.join(MEASURES)} (for example {', '.join(EXPERIMENTS[:2])})"
         )
     return MEASURES[domain]
-
-
-def experiment_title(experiment: str) -> str:
-    """Printed name of an experiment.
-
-    Example:
-        >>> experiment_title("cart_dqn")
-        'cart-pole, DQN'
-    """
-    learner = experiment.partition("_")[2]
-    return f"{measure(experiment).domain}, {_LEARNERS.get(learner, learner)}"
-
-
-def family(strategy: str) -> str:
-    """Family of a strategy: its label up to the first underscore."""
-    return strategy.partition("_")[0]
-
-
-def parameter(strategy: str) -> float | None:
-    """Value in a label: its digits with the point after the first; VDBE's whole σ have none.
-
-    Example:
-        >>> [parameter(s) for s in ("vdbe_001", "vdbe_10", "geom_0975", "power_15", "bmc")]
-        [0.01, 10.0, 0.975, 1.5, None]
-    """
-    prefix, _, digits = strategy.partition("_")
-    if not digits.isdigit():
-        return None
-    whole = prefix == "vdbe" and not digits.startswith("0")
-    return float(digits if whole else f"{digits[0]}.{digits[1:]}")
-
-
-def strategy_title(strategy: str, *, with_family: bool = True) -> str:
-    """Printed name of a strategy; a label of an unknown family is printed as it is.
-
-    Example:
-        >>> strategy_title("geom_095"), strategy_title("bmc")
-        ('geometric, ρ = 0.95', 'ε-BMC')
-    """
-    prefix, value = family(strategy), parameter(strategy)
-    if prefix == strategy:
-        return FAMILIES.get(prefix, strategy)
-    if prefix not in _PARAMETERS or value is None:
-        return strategy
-    text = f"{_PARAMETERS[prefix]} = {value:g}"
-    return f"{FAMILIES[prefix]}, {text}" if with_family else text

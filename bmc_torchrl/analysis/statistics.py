@@ -33,6 +33,13 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def columns(self, name: str) -> dict[str, float]:
+        """As columns of a table: ``name``, ``name_low`` and ``name_high``."""
+        return dict(zip((name, f"{name}_low", f"{name}_high"), self, strict=True))
+
+
+UNKNOWN = Interval(np.nan, np.nan, np.nan)
+
 
 def interquartile_mean(*tasks: Array, axis: int = 0) -> Array:
     """Mean of the middle half of the scores of all tasks together.
@@ -250,20 +257,16 @@ def strategy_statistics(
         row |= {"rank_low": entry.rank_low, "rank_high": entry.rank_high}
         for metric in ("auc", "last_50"):
             found = iqm_interval(runs[entry.strategy][[metric]].to_numpy(), resamples=resamples)
-            row |= _named(f"{metric}_iqm", found)
-        improvement = Interval(np.nan, np.nan, np.nan)
+            row |= found.columns(f"{metric}_iqm")
+        improvement = UNKNOWN
         if reference in auc and entry.strategy != reference:
             improvement = improvement_interval(
                 sign * auc[reference][:, None],
                 sign * auc[entry.strategy][:, None],
                 resamples=resamples,
             )
-        rows.append(row | _named("improvement", improvement))
+        rows.append(row | improvement.columns("improvement"))
     return pd.DataFrame(rows)
-
-
-def _named(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def _scores(scores: ArrayLike) -> Array:

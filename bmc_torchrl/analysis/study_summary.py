@@ -12,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bmc_torchrl.analysis.plots import BLACK, COLOURS, STYLE
-from bmc_torchrl.analysis.scoring import experiment_title, measure, strategy_title
-from bmc_torchrl.analysis.statistics import Interval, improvement_interval, iqm_interval
-from bmc_torchrl.analysis.tables import check
+from bmc_torchrl.analysis.scoring import measure
+from bmc_torchrl.analysis.statistics import UNKNOWN, improvement_interval, iqm_interval
+from bmc_torchrl.analysis.summaries import scores
+from bmc_torchrl.analysis.titles import Strategies, experiment_title
 
 __all__ = ["ALL_TASKS", "study_figure", "study_scores", "study_summary"]
 
@@ -33,14 +34,15 @@ def study_scores(table: pd.DataFrame) -> pd.DataFrame:
     ``auc`` is the mean of the whole test curve, ``final`` that of its last fifth, and
     ``epsilon_last`` is ε in the last episode.
     """
-    check(table)
-    judged = measure(table["experiment"].iloc[0])
-    sign = -1.0 if judged.lower_is_better else 1.0
-    scored = table.assign(score=sign * table[judged.column])
-    late = table["episode"] > (1 - LAST_PART) * table["episode"].max()
-    runs, last = (part.groupby(["strategy", "run"]) for part in (scored, scored[late]))
-    found = {"auc": runs["score"].mean(), "final": last["score"].mean()}
-    return pd.DataFrame({**found, "epsilon_last": runs["epsilon"].last()}).reset_index()
+    found = scores(table, _windows)
+    if measure(table["experiment"].iloc[0]).lower_is_better:
+        found[list(METRICS)] *= -1.0
+    return found
+
+
+def _windows(episodes: int) -> dict[str, slice]:
+    late = slice(int((1 - LAST_PART) * episodes), None)
+    return {"auc": slice(None), "final": late, "epsilon_last": slice(-1, None)}
 
 
 def study_summary(tables: Tables, *, reference: str = "bmc") -> pd.DataFrame:
@@ -51,24 +53,24 @@ def study_summary(tables: Tables, *, reference: str = "bmc") -> pd.DataFrame:
     of `reference` has the better AUC. The last rows are of all tasks together: scores are scaled
     to [0, 1] by the worst and the best run of the task.
     """
-    scores = {task: study_scores(table) for task, table in tables.items()}
+    by_task = {task: study_scores(table) for task, table in tables.items()}
     rows = []
-    for task, found in scores.items():
+    for task, found in by_task.items():
         by_strategy = {
             name: {metric: runs[[metric]].to_numpy() for metric in METRICS}
             for name, runs in found.groupby("strategy", sort=False)
         }
         epsilon = found.groupby("strategy")["epsilon_last"].mean().to_dict()
         rows += _rows(task, by_strategy, epsilon, reference)
-    if len(scores) > 1:
-        rows += _rows(ALL_TASKS, _scaled(scores), {}, reference)
+    if len(by_task) > 1:
+        rows += _rows(ALL_TASKS, _scaled(by_task), {}, reference)
     return pd.DataFrame(rows)
 
 
-def _scaled(scores: Tables) -> dict[str, dict[str, Any]]:
+def _scaled(by_task: Tables) -> dict[str, dict[str, Any]]:
     """Scores ``[runs, tasks]`` in [0, 1] by strategy and metric."""
     scaled: dict[str, dict[str, list[Any]]] = {}
-    for found in scores.values():
+    for found in by_task.values():
         for metric in METRICS:
             low, high = found[metric].min(), found[metric].max()
             for name, runs in found.groupby("strategy", sort=False):
@@ -90,20 +92,18 @@ def _rows(
     for name, metrics in scores.items():
         row: dict[str, Any] = {"task": task, "strategy": name, "runs": len(metrics["auc"])}
         for metric in METRICS:
-            row |= _named(metric, iqm_interval(metrics[metric]))
+            row |= iqm_interval(metrics[metric]).columns(metric)
         row["epsilon_last"] = epsilon.get(name, np.nan)
-        improvement = Interval(np.nan, np.nan, np.nan)
+        improvement = UNKNOWN
         if name != reference and reference in scores:
             improvement = improvement_interval(scores[reference]["auc"], metrics["auc"])
-        rows.append(row | _named("improvement", improvement))
+        rows.append(row | improvement.columns("improvement"))
     return rows
 
 
-def _named(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
-def study_figure(tables: Tables, summary: pd.DataFrame, *, columns: int = 4) -> Figure:
+def study_figure(
+    tables: Tables, summary: pd.DataFrame, strategies: Strategies, *, columns: int = 4
+) -> Figure:
     """Test return and ε over episodes, a pair of panels for each task, and all tasks together.
 
     Lines are interquartile means over runs, bands 95 % bootstrap intervals of the tests, every
@@ -112,11 +112,13 @@ def study_figure(tables: Tables, summary: pd.DataFrame, *, columns: int = 4) -> 
     Args:
         tables: The results table of each task.
         summary: What :func:`study_summary` returns.
+        strategies: How they are called.
         columns: Tasks side by side.
     """
     names = list(dict.fromkeys(summary["strategy"]))
     others = (name for name in names if name != "bmc")
     styles = {"bmc": BLACK, **dict(zip(others, COLOURS, strict=False))}
+    titles = [strategies[name].title for name in styles]
     together = summary[summary["task"] == ALL_TASKS].set_index("strategy")
     blocks = -(-(len(tables) + (len(together) > 0)) // columns)
     with mpl.rc_context(STYLE):
@@ -132,9 +134,9 @@ def study_figure(tables: Tables, summary: pd.DataFrame, *, columns: int = 4) -> 
         pair = panels[2 * block : 2 * block + 2, column] if len(together) else ()
         for axes, metric in zip(pair, METRICS, strict=False):
             _aggregate_panel(axes, together, styles, metric)
-        labels = {name: strategy_title(name) for name in styles}
+            axes.set_yticks(range(len(styles)), titles)
         lines = [mpl.lines.Line2D([], [], color=c, linewidth=2) for c in styles.values()]
-        figure.legend(lines, labels.values(), loc="outside lower center", ncols=len(styles))
+        figure.legend(lines, titles, loc="outside lower center", ncols=len(styles))
     return figure
 
 
@@ -168,6 +170,5 @@ def _aggregate_panel(axes: Axes, rows: pd.DataFrame, styles: dict[str, str], met
                   color=colour, alpha=0.45, height=0.7)  # fmt: skip
         axes.plot([row[metric]] * 2, [place - 0.35, place + 0.35], color=colour, linewidth=2.5)
     axes.invert_yaxis()
-    axes.set_yticks(range(len(styles)), [strategy_title(name) for name in styles])
     meaning = {"auc": "AUC", "final": "last fifth"}[metric]
     axes.set(xlabel=f"{meaning}, scaled to [0, 1]", title="all tasks" if metric == "auc" else "")

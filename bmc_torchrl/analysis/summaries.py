@@ -13,19 +13,29 @@ from typing import Any
 
 import pandas as pd
 
-from bmc_torchrl.analysis.scoring import (
-    PUBLISHED_BMC_RANKS,
-    experiment_title,
-    measure,
-    strategy_title,
-)
+from bmc_torchrl.analysis.scoring import PUBLISHED_BMC_RANKS, measure
 from bmc_torchrl.analysis.statistics import strategy_statistics
-from bmc_torchrl.analysis.tables import VALUES, check, write_atomically
+from bmc_torchrl.analysis.tables import VALUES, check, write_atomically, write_csv
+from bmc_torchrl.analysis.titles import Strategies, experiment_title
 from bmc_torchrl.errors import ResultsError
 
 PERFORMANCE = ("auc", "first_100", "last_50")
 EXPLORATION = ("epsilon_10", "epsilon_100", "epsilon_last")
 METRICS = (*PERFORMANCE, *EXPLORATION)
+OPTIONAL = {
+    "strategies": ["strategy", "family", "title"],
+    "scores": ["strategy", "run", *METRICS],
+    "statistics": ["strategy", "rank", "rank_low", "rank_high"],
+    "timings": ["strategy", "seconds"],
+    "sensitivity": ["parameter", "value", "auc", "auc_se"],
+    "posterior": ["episode", "alpha", "beta"],
+}
+"""Tables that a folder may hold, and what they must have."""
+
+CELL = ("strategy", "first_run", "last_run", "episodes", "seconds")
+TEXT = ("strategy", "parameter", "family", "title")
+
+Windows = Callable[[int], Mapping[str, slice]]
 
 
 def curves(table: pd.DataFrame) -> pd.DataFrame:
@@ -43,32 +53,40 @@ def curves(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns).reset_index()
 
 
-def scores(table: pd.DataFrame) -> pd.DataFrame:
+def metric_windows(episodes: int) -> dict[str, slice]:
+    """Which of a run's episodes each metric is the mean of; there may be fewer than it says."""
+    tenth, hundredth = min(10, episodes), min(100, episodes)
+    return {
+        "auc": slice(None),
+        "first_100": slice(100),
+        "last_50": slice(-50, None),
+        "epsilon_10": slice(tenth - 1, tenth),
+        "epsilon_100": slice(hundredth - 1, hundredth),
+        "epsilon_last": slice(-1, None),
+    }
+
+
+def scores(table: pd.DataFrame, windows: Windows = metric_windows) -> pd.DataFrame:
     """The metrics of every run, by strategy and run.
 
-    ``auc`` is the mean of the whole test curve, ``first_100`` and ``last_50`` the means of those
-    episodes (of all, if there are fewer), in the unit of the experiment's measure;
-    ``epsilon_10``, ``epsilon_100`` and ``epsilon_last`` are ε in that episode (the last one, if
-    there are fewer).
+    Those named ``epsilon_…`` are means of ε, the others of the experiment's measure, in its unit.
+
+    Args:
+        table: A tidy table of one experiment.
+        windows: The episodes that each metric is the mean of, for a number of episodes. By default
+            ``auc`` is the mean of the whole test curve, ``first_100`` and ``last_50`` are those of
+            these episodes (of all, if there are fewer); ``epsilon_10``, ``epsilon_100`` and
+            ``epsilon_last`` are ε in that episode (the last one, if there are fewer).
     """
     check(table)
-    column = measure(table["experiment"].iloc[0]).column
-    ordered = table.sort_values(["strategy", "run", "episode"])
-    runs = ordered.groupby(["strategy", "run"])
-
-    def epsilon_at(episode: int) -> pd.Series:
-        return runs.head(episode).groupby(["strategy", "run"])["epsilon"].last()
-
-    return pd.DataFrame(
-        {
-            "auc": runs[column].mean(),
-            "first_100": runs.head(100).groupby(["strategy", "run"])[column].mean(),
-            "last_50": runs.tail(50).groupby(["strategy", "run"])[column].mean(),
-            "epsilon_10": epsilon_at(10),
-            "epsilon_100": epsilon_at(100),
-            "epsilon_last": runs["epsilon"].last(),
-        }
-    ).reset_index()
+    performance, keys = measure(table["experiment"].iloc[0]).column, ["strategy", "run"]
+    found: dict[str, list[pd.Series]] = {}
+    for _, rows in table.sort_values([*keys, "episode"]).groupby("strategy"):
+        for name, window in windows(rows["episode"].max()).items():
+            column = "epsilon" if name.startswith("epsilon") else performance
+            means = rows.groupby(keys).nth(window).groupby(keys)[column].mean()
+            found.setdefault(name, []).append(means)
+    return pd.DataFrame({name: pd.concat(means) for name, means in found.items()}).reset_index()
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
@@ -91,6 +109,7 @@ class Results:
     experiment: str
     curves: pd.DataFrame
     summary: pd.DataFrame
+    strategies: Strategies
     scores: pd.DataFrame | None = None
     statistics: pd.DataFrame | None = None
     timings: pd.DataFrame | None = None
@@ -98,20 +117,15 @@ class Results:
     posterior: pd.DataFrame | None = None
 
 
-def write_results(
-    table: pd.DataFrame,
-    folder: str | Path,
-    metadata: Mapping[str, Any],
-    *,
-    timings: pd.DataFrame | None = None,
-) -> None:
+def write_results(table: pd.DataFrame, folder: str | Path, metadata: Mapping[str, Any]) -> None:
     """Write every small table of ``table`` to ``folder``, each file atomically.
 
     Args:
         table: A tidy table of one experiment.
         folder: ``results/<experiment>``.
-        metadata: What ``results.load_metadata`` returns; goes to ``provenance.json``.
-        timings: Wall time by cell, as ``TableParts.cells`` returns it.
+        metadata: What ``tables.load_metadata`` returns. A sweep's cells, with their wall times, go
+            to ``timings.csv``, its strategies to ``strategies.csv``, the rest to
+            ``provenance.json``.
     """
     folder = Path(folder)
     experiment = table["experiment"].iloc[0]
@@ -124,18 +138,17 @@ def write_results(
             per_run, lower_is_better=measure(experiment).lower_is_better
         ),
     }
-    if timings is not None:
-        files["timings.csv"] = timings
+    if "cells" in metadata:
+        cells = pd.DataFrame(metadata["cells"], columns=list(CELL))
+        files["timings.csv"] = cells.sort_values(["strategy", "first_run"])
+        files["strategies.csv"] = Strategies.of_metadata(metadata).table()
     for name, content in files.items():
-        write_atomically(folder / name, _csv_writer(content))
-    described = {"experiment": experiment, **{k: v for k, v in metadata.items() if k != "cells"}}
-    text = json.dumps(described, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    write_atomically(folder / "provenance.json", lambda stream: stream.write(text.encode()))
-
-
-def _csv_writer(table: pd.DataFrame) -> Callable[[Any], Any]:
-    text = table.to_csv(index=False, float_format="%.7g", lineterminator="\n")
-    return lambda stream: stream.write(text.encode())
+        write_csv(folder / name, content)
+    rest = {key: value for key, value in metadata.items() if key not in ("cells", "strategies")}
+    text = json.dumps(
+        {"experiment": experiment, **rest}, indent=2, sort_keys=True, ensure_ascii=False
+    )
+    write_atomically(folder / "provenance.json", lambda stream: stream.write(f"{text}\n".encode()))
 
 
 def read_results(folder: str | Path, *, experiment: str | None = None) -> Results:
@@ -151,17 +164,19 @@ def read_results(folder: str | Path, *, experiment: str | None = None) -> Result
     folder = Path(folder)
     if not folder.is_dir():
         raise ResultsError(f"{folder} is no folder; give one such as results/grid_sarsa")
+    optional = {
+        name: _read(path, columns)
+        for name, columns in OPTIONAL.items()
+        if (path := folder / f"{name}.csv").exists()
+    }
     value_columns = [f"{name}_{part}" for name in VALUES for part in ("mean", "se")]
     metric_columns = [name + part for name in METRICS for part in ("", "_se")]
     found = Results(
         experiment or folder.resolve().name,
         _read(folder / "curves.csv", ["strategy", "episode", "runs", *value_columns]),
         _read(folder / "summary.csv", ["strategy", "runs", "episodes", *metric_columns]),
-        _read_optional(folder / "scores.csv", ["strategy", "run", *METRICS]),
-        _read_optional(folder / "statistics.csv", ["strategy", "rank", "rank_low", "rank_high"]),
-        _read_optional(folder / "timings.csv", ["strategy", "seconds"]),
-        _read_optional(folder / "sensitivity.csv", ["parameter", "value", "auc", "auc_se"]),
-        _read_optional(folder / "posterior.csv", ["episode", "alpha", "beta"]),
+        Strategies.of_table(optional.pop("strategies", pd.DataFrame())),
+        **optional,
     )
     _check_curves(found, folder)
     return found
@@ -183,10 +198,6 @@ def result_folders(paths: Iterable[str | Path]) -> list[Path]:
     return found
 
 
-def _read_optional(path: Path, columns: list[str]) -> pd.DataFrame | None:
-    return _read(path, columns) if path.exists() else None
-
-
 def _read(path: Path, columns: list[str]) -> pd.DataFrame:
     fix = f"make it again with scripts/reproduce.py, or restore it with git checkout {path}"
     if not path.is_file():
@@ -198,7 +209,7 @@ def _read(path: Path, columns: list[str]) -> pd.DataFrame:
     missing = [name for name in columns if name not in table]
     if missing:
         raise ResultsError(f"{path} lacks the columns {missing}; {fix}")
-    numbers = [name for name in columns if name not in ("strategy", "parameter")]
+    numbers = [name for name in columns if name not in TEXT]
     broken = [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]
     # A standard error is missing when there was a single run; nothing else may be.
     holes = [n for n in columns if not n.endswith("_se") and table[n].isna().any()]
@@ -257,7 +268,7 @@ def _readme_row(results: Results) -> str:
     if results.statistics is not None:
         interval = results.statistics.set_index("strategy").loc["bmc"]
         rank += f" ({interval['rank_low']:.0f}–{interval['rank_high']:.0f})"
-    published = PUBLISHED_BMC_RANKS.get(results.experiment)
+    published, title = PUBLISHED_BMC_RANKS.get(results.experiment), results.strategies[best].title
     cells = [
         experiment_title(results.experiment),
         f"{int(bmc['runs'])}",
@@ -265,7 +276,7 @@ def _readme_row(results: Results) -> str:
         _with_error(bmc["last_50"], bmc["last_50_se"]),
         f"{rank} of {len(table)}",
         "—" if published is None else f"{published} of 22",
-        f"{strategy_title(best)} ({_with_error(table['auc'][best], table['auc_se'][best])})",
+        f"{title} ({_with_error(table['auc'][best], table['auc_se'][best])})",
         "—" if results.timings is None else _duration(results.timings["seconds"].sum()),
     ]
     return f"| {' | '.join(cells)} |"

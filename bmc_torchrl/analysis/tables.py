@@ -2,7 +2,7 @@
 
 A table lives in one Parquet file per experiment whose schema metadata says how it was made. Every
 write goes to a temporary file first and is then renamed: a reader sees the whole file or none of
-it. While a sweep runs, its finished cells are kept by :mod:`bmc_torchrl.experiments.sweep_cells`.
+it. While a sweep runs, its finished cells are kept by :mod:`bmc_torchrl.experiments.sweep`.
 """
 
 from __future__ import annotations
@@ -161,6 +161,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         os.close(directory)
 
 
+def write_csv(path: Path, table: pd.DataFrame, *, digits: int = 7) -> None:
+    """Write a small table, atomically, its numbers with so many significant digits."""
+    text = table.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
+    write_atomically(path, lambda stream: stream.write(text.encode()))
+
+
 def check(table: pd.DataFrame, source: str = "the table") -> None:
     """Raise :class:`ResultsError` unless the table is complete and has one row per episode.
 
@@ -171,7 +177,7 @@ def check(table: pd.DataFrame, source: str = "the table") -> None:
     missing = [name for name in COLUMNS if name not in table]
     if missing or len(table) == 0:
         what = f"lacks the columns {missing}" if missing else "has no rows"
-        raise ResultsError(f"{source} {what}; write tables with results.tidy and results.save")
+        raise ResultsError(f"{source} {what}; write tables with tables.tidy and tables.save")
     if table["experiment"].nunique() != 1:
         names = sorted(table["experiment"].unique())
         raise ResultsError(f"{source} mixes the experiments {names}; keep one table per experiment")

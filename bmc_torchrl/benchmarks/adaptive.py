@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from bmc_torchrl.benchmarks.engines import engine, train
 from bmc_torchrl.benchmarks.timing import EFFORT, cost
+from bmc_torchrl.benchmarks.workloads import engine, train
 
-MANY, ALONE = 1.05, 1.15
+MANY = 1.05
 FIXED = 0.4
 REPEATS = 7
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """DQN of 100 and 1000 runs, tabular of 2200, and a single run."""
+    """DQN of 100 and 1000 runs, and tabular of 2200."""
     torch.set_num_threads(1)
     for runs in (100, 1000):
         works = []

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bmc_torchrl.benchmarks.timing import EFFORT
 
-SECTIONS = ("epsilon", "envs", "dqn", "tabular", "adaptive", "growth", "memory")
+SECTIONS = ("epsilon", "envs", "dqn", "tabular", "engines", "adaptive", "growth", "memory")
 RESULTS = Path("results/benchmark.csv")
 
 

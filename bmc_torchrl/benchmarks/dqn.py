@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from bmc_torchrl.benchmarks.engines import engine, run_steps_per_second, train
 from bmc_torchrl.benchmarks.processes import in_turns, rate
 from bmc_torchrl.benchmarks.timing import EFFORT, speed
+from bmc_torchrl.benchmarks.workloads import engine, run_steps_per_second, train
 
 CASES = (
     ("cart_dqn", "cart-pole", 1000, 40.0),

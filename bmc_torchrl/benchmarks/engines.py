@@ -1,85 +1,66 @@
-"""The project's own engines as the benchmark's sections build them."""
+"""What the engines buy: the same job by engine=lockstep and by engine=torchrl, tests included."""
 
 from __future__ import annotations
 
+import logging
+import statistics
+import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import lightning as L  # noqa: N812
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from lightning.pytorch.callbacks import Callback
 
-from bmc_torchrl import ConstantEpsilon, EpsilonStrategy
-from bmc_torchrl.benchmarks.timing import EFFORT
-from bmc_torchrl.experiments.build import build_engine, build_strategy
+from bmc_torchrl.benchmarks.timing import EFFORT, speed
+from bmc_torchrl.experiments.build import build_job
 from bmc_torchrl.experiments.configs import experiment_config
-from bmc_torchrl.learners.values import QTable
-from bmc_torchrl.lockstep import DQNLockstep
-from bmc_torchrl.lockstep.torch_tabular import TabularLockstep
+from bmc_torchrl.experiments.train import fit
 
-LABEL = "bmc"
-
-
-def strategy(name: str, runs: int, *, constant: float | None = None) -> EpsilonStrategy:
-    """ε-BMC with the prior of experiment `name`, or a constant."""
-    if constant is not None:
-        return ConstantEpsilon(constant, batch_shape=[runs])
-    cfg = experiment_config(name)
-    entries = [entry for entry in cfg.sweep.strategies if entry.family == LABEL]
-    return build_strategy(cfg, entries, runs)
+RUNS = 100
+ENGINES = ("lockstep", "torchrl")
 
 
-def engine(name: str, runs: int, *, constant: float | None = None, **overrides: Any) -> Any:
-    """The engine of experiment `name` on one thread, as scripts/reproduce.py builds it.
+class Clock(Callback):
+    """Counts run-steps from everyone's first test on, for some seconds of processor time."""
 
-    `overrides` replace entries of the settings: ``tests=0``, ``episodes=50``.
-    """
-    cfg = experiment_config(name)
-    if "tests" in overrides:
-        OmegaConf.update(cfg, "domain.tests", overrides.pop("tests"), force_add=True)
-    for key, value in overrides.items():
-        OmegaConf.update(cfg, key, value, force_add=True)
-    if EFFORT.hurried and "capacity" in cfg.learner:
-        OmegaConf.update(cfg, "learner.compiled", False, force_add=True)
-    chosen = strategy(name, runs, constant=constant)
-    return build_engine(cfg, chosen, seed=1, threads=1)
+    def __init__(self) -> None:
+        self.steps, self.began, self.elapsed = 0, float("nan"), 0.0
 
-
-def torch_tabular(name: str, runs: int, **options: Any) -> TabularLockstep:
-    """The tabular engine on tensors, beside the one in numba."""
-    cfg = experiment_config(name)
-    env = instantiate(cfg.domain.env)(batch_size=[runs], observation=cfg.observation)
-    learner = cfg.learner
-    table = QTable(
-        env.num_states, env.num_actions, runs=runs, initializer=learner.initializer, scale=0.1
-    )
-    return TabularLockstep(
-        env,
-        table,
-        strategy(name, runs),
-        learning_rate=learner.learning_rate,
-        decay=learner.decay,
-        floor=learner.floor,
-        episodes=cfg.episodes,
-        gamma=cfg.gamma,
-        seed=1,
-        **options,
-    )
+    def on_train_batch_end(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
+        """Count a chunk; the job ends before a run does."""
+        log, now = module.log_of_episodes, time.process_time()
+        if self.began == self.began:
+            self.steps += module.chunk_steps * log.runs
+            self.elapsed = now - self.began
+            over = self.elapsed >= EFFORT.seconds or bool((log.done >= log.episodes).any())
+            trainer.should_stop = over
+        elif bool(log.steps[:, 0].isfinite().all()):
+            self.began = now
 
 
-def train(runs: DQNLockstep, steps: int) -> int:
-    """At least `steps` vector steps without the tests between them; how many there were."""
-    chunks = -(-steps // runs.chunk)
-    with torch.no_grad():
-        for _ in range(chunks):
-            runs.vector_steps(runs.draw(runs.chunk), runs.time)
-            runs.time += runs.chunk
-    return chunks * runs.chunk
+def rows() -> Iterator[dict[str, Any]]:
+    """Run-steps per second of a tabular job and of a DQN job, as ``bmc train`` runs them."""
+    for talkative in ("lightning.pytorch", "torchrl"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
+    runs = EFFORT.count(RUNS, least=2)
+    for name in ("cart_sarsa", "cart_dqn"):
+        found: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+        for _ in range(EFFORT.repeats):
+            for engine, rates in found.items():
+                rates.append(_rate(name, runs, engine))
+        ours, peer = (statistics.median(found[engine]) for engine in ENGINES)
+        work = f"{name}, {runs} runs, run-steps/s, engine=lockstep against engine=torchrl"
+        yield speed(work, ours, peer, None)
 
 
-def run_steps_per_second(runs: DQNLockstep, seconds: float) -> float:
-    """Of training alone, for about `seconds` of processor time."""
-    steps, began = 0, time.process_time()
-    while (elapsed := time.process_time() - began) < seconds:
-        steps += train(runs, 1)
-    return steps * runs.runs / elapsed
+def _rate(name: str, runs: int, engine: str) -> float:
+    torch.compiler.reset()
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        given = {"engine": engine, "runs": runs, "output": folder, "device": "cpu"}
+        cfg = experiment_config(name, ["logger=none", *(f"{k}={v}" for k, v in given.items())])
+        learner, stream, own = build_job(cfg)
+        fit(cfg, learner, stream, [*own, clock])
+    return clock.steps / clock.elapsed

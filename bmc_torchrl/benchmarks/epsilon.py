@@ -11,7 +11,7 @@ from torchrl.data import Categorical
 from torchrl.modules import EGreedyModule
 
 from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon
-from bmc_torchrl.benchmarks.timing import interleaved, row, seconds
+from bmc_torchrl.benchmarks.timing import cost, interleaved, seconds
 
 
 def _works(
@@ -62,7 +62,7 @@ def rows() -> Iterator[dict[str, Any]]:
                 ours, peer = interleaved(*_works(batch, compiled, frames), **turns)
                 how = "compiled" if compiled else "eager"
                 work = f"ε-BMC act + update, batch {batch}, {how}, against step({frames}), seconds"
-                yield row(work, ours, peer, goal)
+                yield cost(work, ours, peer, goal)
     yield from _walk()
 
 
@@ -85,4 +85,4 @@ def _walk() -> Iterator[dict[str, Any]]:
         each = sorted(seconds(work, 1) for _ in range(5))[2] / (runs * time)
         how = "compiled, goal 1 µs" if compiled else "eager, no goal"
         goal = 1.0 if compiled else float("inf")
-        yield row(f"ε-BMC update of [64, 1000], µs per transition, {how}", each * 1e6, 1.0, goal)
+        yield cost(f"ε-BMC update of [64, 1000], µs per transition, {how}", each * 1e6, 1.0, goal)

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from bmc_torchrl import BMCEpsilon
-from bmc_torchrl.benchmarks.engines import engine, run_steps_per_second, train
 from bmc_torchrl.benchmarks.timing import EFFORT, cost, interleaved
+from bmc_torchrl.benchmarks.workloads import engine, run_steps_per_second, train
 
 FEW, MANY, FLAT = 100, 2200, 1.2
 STATES = (10, 1000, 100_000)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bmc_torchrl.benchmarks.engines import engine, torch_tabular
 from bmc_torchrl.benchmarks.peers import numba_loops as bare
 from bmc_torchrl.benchmarks.timing import EFFORT, speed
+from bmc_torchrl.benchmarks.workloads import engine, torch_tabular
 
 RUNS, STEPS, TESTS, GOAL = 2200, 1000, 10, 0.5
 DOMAINS = {"cart-pole": "cart_sarsa", "supply-chain": "supply_sarsa"}
@@ -83,7 +83,7 @@ def _bare(domain: str, runs: int, steps: int, tests: int) -> Taken:
 
 def _tensors(domain: str, runs: int, steps: int) -> dict[str, Any]:
     """The engine on tensors, tests included, as training calls it; beside the one in numba."""
-    made = torch_tabular(DOMAINS[domain], runs, tests=TESTS, compiled=not EFFORT.hurried)
+    made = torch_tabular(DOMAINS[domain], runs, TESTS)
     made.advance(100)
     before = float(made.steps.nansum())
     began = time.process_time()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 @dataclass
 class Effort:
@@ -26,13 +28,9 @@ class Effort:
     timeout: float = 1800.0
 
     def hurry(self) -> None:
-        """As little as possible."""
+        """As little as possible; what takes long to compile runs eagerly."""
         self.seconds, self.repeats, self.share = 0.2, 1, 0.02
-
-    @property
-    def hurried(self) -> bool:
-        """Whether what takes long to compile should run eagerly."""
-        return self.share < 1
+        torch.compiler.set_stance("force_eager")
 
     def count(self, number: int, least: int = 1) -> int:
         """`number`, or the share of it that is asked for."""
@@ -59,23 +57,6 @@ def interleaved(
     pairs = [(seconds(ours, calls), seconds(peer, calls)) for _ in range(repeats)]
     mine, theirs = zip(*pairs, strict=True)
     return statistics.median(mine), statistics.median(theirs)
-
-
-def row(
-    work: str, ours: float, peer: float, goal: float, *, at_most: bool = True
-) -> dict[str, Any]:
-    """A row whose ratio is ours / peer (a cost, `at_most`) or peer / ours (a speed-up)."""
-    ratio = ours / peer if at_most else peer / ours
-    met = ratio <= goal if at_most else ratio >= goal
-    sign = "≤" if at_most else "≥"
-    return {
-        "work": work,
-        "ours": ours,
-        "peer": peer,
-        "ratio": ratio,
-        "goal": f"{sign} {goal:g}",
-        "met": met,
-    }
 
 
 def speed(work: str, ours: float, peer: float | Exception, goal: float | None) -> dict[str, Any]:

@@ -13,13 +13,17 @@ from torch.nn.functional import embedding
 from torchrl.data import Categorical, Composite, MultiOneHot, OneHot, Unbounded
 from torchrl.envs import EnvBase
 
-from bmc_torchrl.envs.factored import active_features, index_from_encoding, one_hot_encoding
+from bmc_torchrl.envs.factored import one_hot_encoding
+from bmc_torchrl.envs.lanes import LaneDomain, ScalarDomain
 
 __all__ = ["BatchedEnv", "Observation", "batch_shape_of", "usable_device"]
 
 Observation = Literal["state", "encoded"]
 
 _LARGEST_TABLE = 2**22
+_NO_ENGINE = (
+    "{0} cannot be run in lockstep: define {0}.{1}, or use the TorchRL path (engine=torchrl)."
+)
 
 
 class BatchedEnv(EnvBase):  # type: ignore[misc]
@@ -44,6 +48,8 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
 
     batch_locked = True
     _supports_set_state = True
+    physics_dtype: torch.dtype = torch.float32
+    """Precision of what a state holds beyond its index."""
 
     def __init__(
         self,
@@ -79,24 +85,31 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
         """Length of the one-hot encoding of the discrete state."""
         return sum(self.sizes)
 
-    def active_features(self, state: Tensor) -> Tensor:
-        """Positions of the ones in the encoding of ``state``, shape ``[*batch, digits]``."""
-        return active_features(state, self.sizes)
+    @property
+    def step_limit(self) -> int:
+        """``max_steps``, for engines that cannot do without."""
+        if self.max_steps is None:
+            raise ValueError("The lockstep engine needs a step limit: build env with max_steps=….")
+        return self.max_steps
 
-    def encode(self, state: Tensor) -> Tensor:
-        """One-hot encoding of ``state``, float32 ``[*batch, num_features]``."""
-        return one_hot_encoding(state, self.sizes)
+    def lanes(self) -> LaneDomain:
+        """This domain as the torch engines step it."""
+        raise TypeError(_NO_ENGINE.format(type(self).__name__, "lanes()"))
 
-    def decode(self, observation: Tensor) -> Tensor:
-        """State index of an encoded observation: the inverse of :meth:`encode`."""
-        return index_from_encoding(observation, self.sizes)
+    def scalars(self) -> ScalarDomain:
+        """This domain as numba compiles it."""
+        raise TypeError(_NO_ENGINE.format(type(self).__name__, "scalars()"))
+
+    def picture(self, current: TensorDictBase, steps: int) -> Any:
+        """RGB array of one environment, batch size ``[]``, after `steps` steps; None for none."""
+        return None
 
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Start a new episode wherever ``"done"`` is true, leaving the rest as it is."""
         done = tensordict.get("done")
         state = {}
         for key, fresh in self._initial_state().items():
-            mask = done.reshape(*self.batch_size, *[1] * (fresh.ndim - len(self.batch_size)))
+            mask = done.reshape((*self.batch_size, *[1] * (fresh.ndim - len(self.batch_size))))
             state[key] = torch.where(mask, fresh, tensordict.get(key))
         step_count = tensordict.get("step_count").masked_fill(done, 0)
         return tensordict.update(
@@ -115,7 +128,7 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
 
     def _code_table(self) -> Tensor | None:
         """Encoding of every state, ``[states, features]``: a look-up is faster than encoding."""
-        return self.encode(torch.arange(self.num_states, device=self.device))
+        return one_hot_encoding(torch.arange(self.num_states, device=self.device), self.sizes)
 
     def _hidden_spec(self) -> dict[str, Any]:
         """Specs of state entries beyond the index ``"state"``."""
@@ -129,8 +142,8 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
     def _observe(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """State entries, with what the learner sees added."""
         if self.observation == "encoded":
-            index = state["state"]
-            seen = self.encode(index) if self._codes is None else embedding(index, self._codes)
+            index, codes = state["state"], self._codes
+            seen = one_hot_encoding(index, self.sizes) if codes is None else embedding(index, codes)
             return {**state, "observation": seen}
         return state
 

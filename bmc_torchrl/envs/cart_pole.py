@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Unbounded
 
 from bmc_torchrl.envs.base import BatchedEnv
-from bmc_torchrl.envs.factored import ravel_index, unravel_index
+from bmc_torchrl.envs.factored import ravel_index
+from bmc_torchrl.envs.lanes import LaneDomain, Number, Numbers
 from bmc_torchrl.envs.uniforms import uniform
 
-__all__ = [
-    "CartPole",
-    "CartPoleEnv",
-    "cart_pole_bin_centers",
-    "cart_pole_bins",
-    "cart_pole_step",
-]
+__all__ = ["CartPole", "CartPoleEnv", "cart_pole_bins", "cart_pole_step"]
 
 
 @dataclass(frozen=True)
@@ -138,19 +135,108 @@ def cart_pole_bins(physics: Tensor, model: CartPole = PAPER_CART_POLE) -> Tensor
     return ravel_index(digits, model.bins)
 
 
-def cart_pole_bin_centers(state: Tensor, model: CartPole = PAPER_CART_POLE) -> Tensor:
-    """A physics state ``[*batch, 4]`` inside each cell: the reverse of :func:`cart_pole_bins`.
+class CartPoleLanes(LaneDomain):
+    """Lanes whose state is the physics ``[*lanes, 4]``."""
 
-    >>> cart_pole_bins(cart_pole_bin_centers(torch.tensor([0, 85, 161])))
-    tensor([  0,  85, 161])
+    record_width = 4
+    resets = 4
+
+    def __init__(self, env: CartPoleEnv) -> None:
+        super().__init__(env)
+        if env.physics_dtype != torch.float32:
+            raise ValueError(f"The engine steps float32 physics, got dtype={env.physics_dtype}.")
+        self.model = env.model
+        self.num_features, self.ones = 4, 0
+        # Pushed one way from the outermost start, the paper's pole needs 8 steps to fall.
+        self.shortest_episode = min(6, self.max_steps) if env.model == CartPole() else 1
+
+    def start(self, reset: Tensor) -> Tensor:
+        return (2.0 * reset - 1.0) * self.model.initial_bound
+
+    def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return cart_pole_step(state, action, self.model)
+
+    def index(self, state: Tensor) -> Tensor:
+        return cart_pole_bins(state, self.model)
+
+    def record(self, state: Tensor) -> Tensor:
+        return state
+
+    def restore(self, record: Tensor) -> Tensor:
+        return record
+
+    def encode(self, state: Tensor) -> Tensor:
+        return state.mT
+
+
+class CartPoleScalars(NamedTuple):
+    """One run: :func:`cart_pole_step` and :func:`cart_pole_bins` operation by operation.
+
+    The constants have the precision of the physics, so that only sine and cosine, of which each
+    library has its own, differ in the last bit.
     """
-    centers = [
-        bound * (2.0 * digit / max(count - 1, 1) - 1.0)
-        for digit, bound, count in zip(
-            unravel_index(state, model.bins), model.bounds, model.bins, strict=True
+
+    gravity: Number
+    mass: Number
+    pole_mass: Number
+    half_length: Number
+    moment: Number
+    four_thirds: Number
+    force: Number
+    tau: Number
+    position_limit: Number
+    angle_limit: Number
+    initial_bound: Number
+    step_reward: Number
+    fall_change: Number
+    bounds: Numbers
+    widths: Numbers
+    last_bins: Numbers
+    bins: Numbers
+
+    def start(self, u: Numbers) -> tuple[Numbers, Number]:
+        position, velocity = 2.0 * u[0] - 1.0, 2.0 * u[1] - 1.0
+        angle, spin = 2.0 * u[2] - 1.0, 2.0 * u[3] - 1.0
+        bound = self.initial_bound
+        return (position * bound, velocity * bound, angle * bound, spin * bound), 0
+
+    def step(self, p: Numbers, state: Number, action: Number, u: Number) -> tuple[Any, ...]:
+        position, velocity, angle, spin = p
+        sine, cosine = math.sin(angle), math.cos(angle)
+        force = self.force if action == 1 else -self.force
+        push = (force + self.moment * (spin * spin) * sine) / self.mass
+        inertia = self.half_length * (
+            self.four_thirds - self.pole_mass * (cosine * cosine) / self.mass
         )
-    ]
-    return torch.stack(centers, -1)
+        spin_rate = (self.gravity * sine - cosine * push) / inertia
+        acceleration = push - self.moment * spin_rate * cosine / self.mass
+        position = position + self.tau * velocity
+        velocity = velocity + self.tau * acceleration
+        angle = angle + self.tau * spin
+        spin = spin + self.tau * spin_rate
+        fell = abs(position) > self.position_limit or abs(angle) > self.angle_limit
+        reward = self.step_reward + self.fall_change if fell else self.step_reward
+        return (position, velocity, angle, spin), state, reward, fell
+
+    def cell(self, p: Numbers, state: Number) -> Number:
+        index = 0
+        for j in range(4):
+            last = self.last_bins[j]
+            scaled = np.rint(last * ((p[j] + self.bounds[j]) / self.widths[j]))
+            index = index * self.bins[j] + np.int64(min(max(scaled, last - last), last))
+        return index
+
+    def noisy(self) -> bool:
+        return False
+
+
+@functools.cache
+def _renderer() -> Any:
+    import gymnasium  # It is an extra.
+
+    made = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    made.reset()
+    return made
 
 
 class CartPoleEnv(BatchedEnv):
@@ -184,13 +270,42 @@ class CartPoleEnv(BatchedEnv):
         super().__init__(sizes=model.bins, num_actions=2, **options)
         self.model = model
 
-    def encode(self, state: Tensor) -> Tensor:
-        """Physics state at the centre of each cell, ``[*batch, 4]``."""
-        return cart_pole_bin_centers(state, self.model)
+    def lanes(self) -> CartPoleLanes:
+        """See :class:`~bmc_torchrl.envs.lanes.LaneDomain`."""
+        return CartPoleLanes(self)
 
-    def decode(self, observation: Tensor) -> Tensor:
-        """Cell of a raw observation ``[*batch, 4]``."""
-        return cart_pole_bins(observation, self.model)
+    def scalars(self) -> CartPoleScalars:
+        """See :class:`~bmc_torchrl.envs.lanes.ScalarDomain`."""
+        if self.physics_dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"numba has no {self.physics_dtype}: build env with dtype=torch.float32 or float64."
+            )
+        model: Any = self.model
+        real: Any = np.float32 if self.physics_dtype == torch.float32 else np.float64
+        return CartPoleScalars(
+            gravity=real(model.gravity),
+            mass=real(model.pole_mass + model.cart_mass),
+            pole_mass=real(model.pole_mass),
+            half_length=real(model.half_length),
+            moment=real(model.pole_mass * model.half_length),
+            four_thirds=real(4.0 / 3.0),
+            force=real(model.force),
+            tau=real(model.tau),
+            position_limit=real(model.position_limit),
+            angle_limit=real(model.angle_limit),
+            initial_bound=real(model.initial_bound),
+            step_reward=np.float32(model.step_reward),
+            fall_change=np.float32(model.fall_reward - model.step_reward),
+            bounds=tuple(real(bound) for bound in model.bounds),
+            widths=tuple(real(2 * bound) for bound in model.bounds),
+            last_bins=tuple(real(count - 1) for count in model.bins),
+            bins=model.bins,
+        )
+
+    def picture(self, current: TensorDictBase, steps: int) -> Any:
+        """The cart, drawn by Gymnasium."""
+        _renderer().unwrapped.state = current["physics"].tolist()
+        return _renderer().render()
 
     def _code_table(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Discrete states made of digits: index, active features and one-hot encoding, and back.
+"""Discrete states made of digits: index, active features and one-hot encoding.
 
 Every domain's discrete state is a tuple of digits (row, column, stage; two stocks; four bins).
 ``sizes`` says how many values each digit takes. The *index* counts tuples in row-major order, last
@@ -14,18 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-__all__ = [
-    "active_features",
-    "index_from_encoding",
-    "index_from_features",
-    "one_hot_encoding",
-    "ravel_index",
-    "unravel_index",
-]
-
-
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    return list(accumulate(sizes, initial=0))[:-1]
+__all__ = ["active_features", "one_hot_encoding", "ravel_index", "unravel_index"]
 
 
 def ravel_index(digits: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
@@ -66,22 +55,9 @@ def active_features(index: Tensor, sizes: Sequence[int]) -> Tensor:
     >>> active_features(torch.tensor(122), (5, 5, 6))
     tensor([ 4,  5, 12])
     """
-    digits = unravel_index(index, sizes)
-    shifted = [digit + offset for digit, offset in zip(digits, _offsets(sizes), strict=True)]
+    digits, offsets = unravel_index(index, sizes), list(accumulate(sizes, initial=0))[:-1]
+    shifted = [digit + offset for digit, offset in zip(digits, offsets, strict=True)]
     return torch.stack(shifted, -1)
-
-
-def index_from_features(features: Tensor, sizes: Sequence[int]) -> Tensor:
-    """State index ``[*batch]`` of active features ``[*batch, digits]``.
-
-    >>> index_from_features(torch.tensor([4, 5, 12]), (5, 5, 6))
-    tensor(122)
-    """
-    digits = [
-        feature - offset
-        for feature, offset in zip(features.unbind(-1), _offsets(sizes), strict=True)
-    ]
-    return ravel_index(digits, sizes)
 
 
 def one_hot_encoding(index: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -93,13 +69,3 @@ def one_hot_encoding(index: Tensor, sizes: Sequence[int]) -> Tensor:
     features = active_features(index, sizes)
     zeros = torch.zeros(*index.shape, sum(sizes), device=index.device)
     return zeros.scatter(-1, features, 1.0)
-
-
-def index_from_encoding(encoding: Tensor, sizes: Sequence[int]) -> Tensor:
-    """State index ``[*batch]`` of a one-hot encoding ``[*batch, sum(sizes)]``.
-
-    >>> index_from_encoding(torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0]), (2, 3))
-    tensor(5)
-    """
-    digits = [block.argmax(-1) for block in torch.split(encoding, list(sizes), -1)]
-    return ravel_index(digits, sizes)

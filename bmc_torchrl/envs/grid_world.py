@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
+from bmc_torchrl.envs.lanes import LaneDomain, Number, Numbers
 
 __all__ = ["SubgoalGrid", "SubgoalGridEnv", "subgoal_grid_step", "subgoal_grid_table"]
 
@@ -139,6 +141,47 @@ def subgoal_grid_table(
     return subgoal_grid_step(pair // 4, pair % 4, grid, dtype=dtype)
 
 
+class GridLanes(LaneDomain):
+    """Lanes whose moves are read from the environment's table."""
+
+    def __init__(self, env: SubgoalGridEnv) -> None:
+        super().__init__(env)
+        self.start_state: int = env.grid.start_state
+        self.shortest_episode = min(len(env.grid.goals), self.max_steps)
+        self.next_state: Tensor = env.next_state_table
+        self.reward: Tensor = env.reward_table
+        self.terminated: Tensor = env.terminated_table
+
+    def start(self, reset: Tensor) -> Tensor:
+        return torch.full(reset.shape[:-1], self.start_state, device=reset.device)
+
+    def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        entry = state * self.num_actions + action
+        return self.next_state[entry], self.reward[entry], self.terminated[entry]
+
+
+class GridScalars(NamedTuple):
+    """One run whose moves are read from the tables of :func:`subgoal_grid_table`."""
+
+    next_state: Any
+    reward: Any
+    terminated: Any
+    start_state: int
+
+    def start(self, u: Numbers) -> tuple[Numbers, Number]:
+        return (0.0, 0.0, 0.0, 0.0), self.start_state
+
+    def step(self, p: Numbers, state: Number, action: Number, u: Number) -> tuple[Any, ...]:
+        move = state, action
+        return p, self.next_state[move], self.reward[move], self.terminated[move]
+
+    def cell(self, p: Numbers, state: Number) -> Number:
+        return state
+
+    def noisy(self) -> bool:
+        return False
+
+
 class SubgoalGridEnv(BatchedEnv):
     """The grid-world as a batch of environments; see :class:`SubgoalGrid` for its rules.
 
@@ -162,6 +205,22 @@ class SubgoalGridEnv(BatchedEnv):
         self.register_buffer("next_state_table", next_state.flatten(), persistent=False)
         self.register_buffer("reward_table", reward.flatten(), persistent=False)
         self.register_buffer("terminated_table", terminated.flatten(), persistent=False)
+
+    def lanes(self) -> GridLanes:
+        """See :class:`~bmc_torchrl.envs.lanes.LaneDomain`."""
+        return GridLanes(self)
+
+    def scalars(self) -> GridScalars:
+        """See :class:`~bmc_torchrl.envs.lanes.ScalarDomain`."""
+        next_state, reward, terminated = (x.numpy() for x in subgoal_grid_table(self.grid))
+        return GridScalars(next_state.astype(np.int32), reward, terminated, self.grid.start_state)
+
+    def picture(self, current: TensorDictBase, steps: int) -> Any:
+        """The grid with its flags and the agent."""
+        from bmc_torchrl.envs.rendering import draw_grid  # Pillow is an extra.
+
+        row, column, stage = (int(digit) for digit in unravel_index(current["state"], self.sizes))
+        return draw_grid(self.grid, row, column, stage, steps)
 
     def _initial_state(self) -> dict[str, Tensor]:
         start = torch.full(

@@ -1,8 +1,10 @@
 """Others' environments, Gymnasium's and bsuite's, as one batch of independent runs.
 
-TorchRL's ``SerialEnv`` of 50 ``GymEnv`` does the same at nine times the cost per step, and
-``GymEnv(num_envs=50)`` starts 50 processes: here a vector step is a loop over the environments and
-one tensordict.
+A vector step is a loop over the environments and one tensordict. TorchRL's ``GymWrapper`` over
+Gymnasium's ``SyncVectorEnv`` takes 870 µs for 10 copies of CartPole and 1560 µs for 50, where this
+takes 580 and 1270; ``SerialEnv`` nine times as long; ``GymEnv(num_envs=50)`` starts 50 processes.
+That wrapper also steps every copy whatever ``"_step"`` says, has an empty ``state_dict``, so that
+no job resumes exactly, one batch dimension, and episodes whose seeds nobody knows.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
     A tensordict with ``"_step"`` steps only those copies; the others stay as they are.
 
     Args:
-        make: makes one copy, without a time limit.
-        max_steps: Steps after which an episode is truncated.
+        make: makes one copy.
+        max_steps: Steps after which an episode is truncated; None leaves that to the copies.
         batch_size: Shape of the batch.
         device: Where the tensors go.
         observation: ``"state"`` or ``"encoded"``.
@@ -52,18 +54,17 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
     """
 
     batch_locked = True
-    steps_one_by_one = True
 
     def __init__(
         self,
         make: Maker,
         *,
-        max_steps: int,
+        max_steps: int | None = None,
         batch_size: Sequence[int] | int = (),
         device: torch.device | str | None = None,
         observation: Observation = "state",
     ) -> None:
-        if max_steps < 1:
+        if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}.")
         super().__init__(device=usable_device(device), batch_size=batch_shape_of(batch_size))
         self.copies = [make() for _ in range(self.batch_size.numel())]
@@ -81,14 +82,14 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
         self.sizes = (self.num_states,)
         self.num_features = self.num_states if self.tabular else int(np.prod(seen.shape or ()))
         copies = len(self.copies)
-        self._seen = (
+        self.seen = (
             np.zeros(copies, np.int64)
             if self.tabular
             else np.zeros((copies, self.num_features), np.float32)
         )
         self.seeds = [0] * copies
         self.actions: list[list[int]] = [[] for _ in self.copies]
-        self._mask = np.ones((copies, self.num_actions), bool)
+        self.legal = np.ones((copies, self.num_actions), bool)
         self.has_action_mask = "action_mask" in self.copies[0].reset(seed=0)[1]
         self._make_specs()
 
@@ -96,7 +97,7 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
         """Start a new episode wherever ``"done"`` is true, leaving the rest as it is."""
         rows = _rows(tensordict.get("done"))
         if rows:
-            self._begin(rows)
+            self.begin(rows)
             tensordict.update(self._observed() | self._flags(np.zeros((2, len(self.copies)), bool)))
         return tensordict
 
@@ -109,7 +110,7 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
         for row, (seed, actions) in enumerate(zip(state["seeds"], state["actions"], strict=True)):
             self._start(row, int(seed))
             for action in actions:
-                self._advance(row, action)
+                self.advance(row, action)
 
     def close(self, *args: Any, **options: Any) -> None:
         """Close every copy."""
@@ -117,7 +118,8 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
             copy.close()
         super().close(*args, **options)
 
-    def _begin(self, rows: Sequence[int]) -> None:
+    def begin(self, rows: Sequence[int]) -> None:
+        """Start an episode in the copies `rows`, each from a seed of its own."""
         seeds = torch.randint(2**31 - 1, (len(rows),)).tolist()
         for row, seed in zip(rows, seeds, strict=True):
             self._start(row, seed)
@@ -127,26 +129,27 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
         self.seeds[row], self.actions[row] = seed, []
         self._see(row, seen, info)
 
-    def _advance(self, row: int, action: int) -> tuple[float, bool, bool]:
+    def advance(self, row: int, action: int) -> tuple[float, bool, bool]:
+        """Step one copy; reward, termination and truncation. What it shows is in ``seen``."""
         seen, reward, terminated, truncated, info = self.copies[row].step(action)
         self.actions[row].append(action)
         self._see(row, seen, info)
-        late = len(self.actions[row]) >= self.max_steps
+        late = self.max_steps is not None and len(self.actions[row]) >= self.max_steps
         return float(reward), terminated, truncated or late
 
     def _see(self, row: int, seen: Any, info: dict[str, Any]) -> None:
-        self._seen[row] = seen if self.tabular else np.ravel(seen)
+        self.seen[row] = seen if self.tabular else np.ravel(seen)
         if self.has_action_mask:
-            self._mask[row] = info["action_mask"]
+            self.legal[row] = info["action_mask"]
 
     def _observed(self) -> dict[str, Tensor]:
-        found = {"state" if self.tabular else "observation": self._tensor(self._seen)}
+        found = {"state" if self.tabular else "observation": self._tensor(self.seen)}
         if self.tabular and self.observation == "encoded":
             found["observation"] = torch.nn.functional.one_hot(
                 found["state"], self.num_states
             ).float()
         if self.has_action_mask:
-            found["action_mask"] = self._tensor(self._mask)
+            found["action_mask"] = self._tensor(self.legal)
         return found
 
     def _flags(self, flags: np.ndarray[Any, Any]) -> dict[str, Tensor]:
@@ -160,7 +163,7 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
 
     def _reset(self, tensordict: TensorDictBase | None, **_: Any) -> TensorDictBase:
         chosen = None if tensordict is None else tensordict.get("_reset", None)
-        self._begin(range(len(self.copies)) if chosen is None else _rows(chosen))
+        self.begin(range(len(self.copies)) if chosen is None else _rows(chosen))
         entries = self._observed() | self._flags(np.zeros((2, len(self.copies)), bool))
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 
@@ -171,7 +174,7 @@ class GymBatchEnv(EnvBase):  # type: ignore[misc]
         rewards = np.zeros((len(self.copies), 1), np.float32)
         flags = np.zeros((2, len(self.copies)), bool)
         for row in rows:
-            rewards[row], flags[0, row], flags[1, row] = self._advance(row, actions[row])
+            rewards[row], flags[0, row], flags[1, row] = self.advance(row, actions[row])
         entries = self._observed() | self._flags(flags) | {"reward": self._tensor(rewards)}
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)
 

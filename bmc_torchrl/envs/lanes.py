@@ -1,35 +1,30 @@
-"""The three domains as the engine sees them: lanes of plain tensors, and uniforms as arguments."""
+"""What the engines ask of a domain: many lanes of plain tensors, or one run of plain numbers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from bmc_torchrl.envs import (
-    CartPole,
-    CartPoleEnv,
-    SubgoalGridEnv,
-    SupplyChainEnv,
-    cart_pole_bins,
-    cart_pole_step,
-    ravel_index,
-    supply_chain_step,
-    unravel_index,
-)
-from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.envs.factored import active_features, unravel_index
 
-__all__ = ["LaneDomain", "Noise", "lane_domain"]
+if TYPE_CHECKING:
+    from bmc_torchrl.envs.base import BatchedEnv
+
+__all__ = ["LaneDomain", "Noise", "Number", "Numbers", "ScalarDomain"]
+
+Number = Any
+Numbers = tuple[Number, Number, Number, Number]
 
 
 class Noise(NamedTuple):
     """Uniform draws of one or more steps, ``[*steps, *lanes, n]`` with ``n = 0`` where unused.
 
     Attributes:
-        transition: float64, what :meth:`LaneDomain.transition_noise` turns into demand.
+        transition: float64, for the step; see :meth:`LaneDomain.transition_noise`.
         reset: float32, for the initial state of the next episode.
     """
 
@@ -46,23 +41,23 @@ class LaneDomain(ABC):
         ones: number of ones in a multi-hot input, 0 if the input is not multi-hot.
         shortest_episode: no episode ends in fewer steps.
         unroll: steps in tables to compile at once; of long ones more than two take minutes.
+        draws: uniforms that a step reads.
+        resets: uniforms that an initial state reads.
     """
 
     record_width = 1
-    ones = 0
     unroll = 10
     shortest_episode = 1
-    demands = 0
+    draws = 0
     resets = 0
 
     def __init__(self, env: BatchedEnv) -> None:
-        if env.max_steps is None:
-            raise ValueError("The lockstep engine needs a step limit: build env with max_steps=….")
         self.sizes: tuple[int, ...] = env.sizes
         self.num_states: int = env.num_states
         self.num_actions: int = env.num_actions
         self.num_features: int = sum(env.sizes)
-        self.max_steps: int = env.max_steps
+        self.ones: int = len(env.sizes)
+        self.max_steps: int = env.step_limit
         self.device: torch.device = env.device
 
     def draw(self, shape: Sequence[int], generator: torch.Generator) -> Noise:
@@ -73,7 +68,7 @@ class LaneDomain(ABC):
     def draw_transition(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Uniforms of transitions alone."""
         options: dict[str, Any] = {"device": self.device, "generator": generator}
-        return torch.rand((*shape, self.demands), dtype=torch.float64, **options)
+        return torch.rand((*shape, self.draws), dtype=torch.float64, **options)
 
     def draw_reset(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
         """Uniforms of initial states alone."""
@@ -113,109 +108,31 @@ class LaneDomain(ABC):
 
     def positions(self, state: Tensor) -> Tensor:
         """Positions of the ones in :meth:`encode`, int64 ``[lanes, ones, batch]``."""
-        digits, shifted, offset = unravel_index(state, self.sizes), [], 0
-        for digit, size in zip(digits, self.sizes, strict=True):
-            shifted.append(digit.long() + offset)
-            offset += size
-        return torch.stack(shifted, 1)
+        return active_features(state, self.sizes).long().mT
 
 
-class GridLanes(LaneDomain):
-    """The grid-world, its moves read from the environment's table."""
+class ScalarDomain(Protocol):
+    """A domain for one run: a ``NamedTuple`` of constants whose methods numba compiles as they are.
 
-    ones = 3
-
-    def __init__(self, env: SubgoalGridEnv) -> None:
-        super().__init__(env)
-        self.start_state: int = env.grid.start_state
-        self.shortest_episode = min(len(env.grid.goals), self.max_steps)
-        self.next_state: Tensor = env.next_state_table
-        self.reward: Tensor = env.reward_table
-        self.terminated: Tensor = env.terminated_table
-
-    def start(self, reset: Tensor) -> Tensor:
-        return torch.full(reset.shape[:-1], self.start_state, device=reset.device)
-
-    def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        entry = state * self.num_actions + action
-        return self.next_state[entry], self.reward[entry], self.terminated[entry]
-
-
-class CartPoleLanes(LaneDomain):
-    """Cart-pole: the state is the physics ``[*lanes, 4]``."""
-
-    record_width = 4
-    resets = 4
-
-    def __init__(self, env: CartPoleEnv) -> None:
-        super().__init__(env)
-        if env.physics_dtype != torch.float32:
-            raise ValueError(f"The engine steps float32 physics, got dtype={env.physics_dtype}.")
-        self.model = env.model
-        self.num_features = 4
-        # Pushed one way from the outermost start, the paper's pole needs 8 steps to fall.
-        self.shortest_episode = min(6, self.max_steps) if env.model == CartPole() else 1
-
-    def start(self, reset: Tensor) -> Tensor:
-        return (2.0 * reset - 1.0) * self.model.initial_bound
-
-    def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return cart_pole_step(state, action, self.model)
-
-    def index(self, state: Tensor) -> Tensor:
-        return cart_pole_bins(state, self.model)
-
-    def record(self, state: Tensor) -> Tensor:
-        return state
-
-    def restore(self, record: Tensor) -> Tensor:
-        return record
-
-    def encode(self, state: Tensor) -> Tensor:
-        return state.mT
-
-
-class SupplyChainLanes(LaneDomain):
-    """The supply-chain: the state is the row-major index of the stocks."""
-
-    unroll = 2
-
-    def __init__(self, env: SupplyChainEnv) -> None:
-        super().__init__(env)
-        self.env, self.network = env, env.network
-        self.demands = env.network.warehouses
-        self.ones = 1 + self.demands
-        self.start_state = 0
-        for stock, size in zip(env.network.initial_stocks, env.sizes, strict=True):
-            self.start_state = self.start_state * size + stock
-        self.shortest_episode = self.max_steps
-
-    def transition_noise(self, uniform: Tensor) -> Tensor:
-        demand: Tensor = self.env.demand(uniform)
-        return demand
-
-    def start(self, reset: Tensor) -> Tensor:
-        return torch.full(reset.shape[:-1], self.start_state, device=reset.device)
-
-    def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        stocks = torch.stack(unravel_index(state, self.sizes), -1)
-        stocks, reward, terminated = supply_chain_step(stocks, action, noise, self.network)
-        return ravel_index(stocks.unbind(-1), self.sizes), reward, terminated
-
-
-def lane_domain(env: BatchedEnv) -> LaneDomain:
-    """The lanes of one of the package's environments.
-
-    >>> lane_domain(SubgoalGridEnv(batch_size=[3])).num_features
-    16
+    They may use their arguments, ``math``, ``np`` and numbers of their module; numba itself is only
+    imported by the engine. A state is an index and four numbers in the precision of the
+    environment's ``physics_dtype``, zeros where the index says it all.
     """
-    if isinstance(env, SubgoalGridEnv):
-        return GridLanes(env)
-    if isinstance(env, CartPoleEnv):
-        return CartPoleLanes(env)
-    if isinstance(env, SupplyChainEnv):
-        return SupplyChainLanes(env)
-    raise TypeError(
-        f"The lockstep engine steps SubgoalGridEnv, CartPoleEnv and SupplyChainEnv, not "
-        f"{type(env).__name__}: use the TorchRL path (engine=torchrl)."
-    )
+
+    def start(self, u: Numbers) -> tuple[Numbers, Number]:
+        """Numbers and state of a new episode, from four uniforms that are float32 in value."""
+        ...
+
+    def step(
+        self, p: Numbers, state: Number, action: Number, u: Number
+    ) -> tuple[Numbers, Number, Number, Any]:
+        """Numbers, state, reward and termination after one step, from a float64 uniform."""
+        ...
+
+    def cell(self, p: Numbers, state: Number) -> Number:
+        """The index of a state whose numbers have been rounded; `state` where there are none."""
+        ...
+
+    def noisy(self) -> bool:
+        """Whether :meth:`step` reads its uniform."""
+        ...

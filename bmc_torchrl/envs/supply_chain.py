@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
+from bmc_torchrl.envs.lanes import LaneDomain, Number, Numbers
 from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
 from bmc_torchrl.envs.uniforms import uniform
 
@@ -119,6 +121,14 @@ class SupplyNetwork:
         return math.prod(self.sizes)
 
     @property
+    def start_state(self) -> int:
+        """Index of the initial stocks."""
+        index = 0
+        for stock, size in zip(self.initial_stocks, self.sizes, strict=True):
+            index = index * size + stock
+        return index
+
+    @property
     def num_actions(self) -> int:
         """Number of joint actions."""
         return math.prod(self.action_sizes)
@@ -186,6 +196,80 @@ def supply_chain_step(
     return next_stocks, reward, torch.zeros_like(factory, dtype=torch.bool)
 
 
+class SupplyChainLanes(LaneDomain):
+    """Lanes whose state is the row-major index of the stocks."""
+
+    unroll = 2
+
+    def __init__(self, env: SupplyChainEnv) -> None:
+        super().__init__(env)
+        self.env, self.network = env, env.network
+        self.draws = env.network.warehouses
+        self.shortest_episode = self.max_steps
+
+    def transition_noise(self, uniform: Tensor) -> Tensor:
+        return self.env.demand(uniform)
+
+    def start(self, reset: Tensor) -> Tensor:
+        return torch.full(reset.shape[:-1], self.network.start_state, device=reset.device)
+
+    def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        stocks = torch.stack(unravel_index(state, self.sizes), -1)
+        stocks, reward, terminated = supply_chain_step(stocks, action, noise, self.network)
+        return ravel_index(stocks.unbind(-1), self.sizes), reward, terminated
+
+
+GUIDE_SIZE = 1024
+_MOST = int(np.iinfo(np.int16).max)
+
+
+class SupplyChainScalars(NamedTuple):
+    """One run with one warehouse: :func:`supply_chain_step`, stocks by state, orders by action.
+
+    `guide` says where in `cdf` to look for a uniform: :func:`poisson_demand` in a step or two.
+    """
+
+    factory: Any
+    shelf: Any
+    ship: Any
+    produce: Any
+    truck_cost: Any
+    factory_capacity: int
+    shelf_capacity: int
+    factory_cost: Number
+    shelf_cost: Number
+    price: Number
+    produce_cost: Number
+    cdf: Any
+    guide: Any
+    start_state: int
+
+    def start(self, u: Numbers) -> tuple[Numbers, Number]:
+        return (0.0, 0.0, 0.0, 0.0), self.start_state
+
+    def step(self, p: Numbers, state: Number, action: Number, u: Number) -> tuple[Any, ...]:
+        demand = np.int64(self.guide[np.int64(u * GUIDE_SIZE)])
+        while self.cdf[demand] <= u:
+            demand += 1
+        factory, shelf = np.int64(self.factory[state]), np.int64(self.shelf[state])
+        sold = min(demand, shelf)
+        left = shelf - sold
+        shipped = min(min(np.int64(self.ship[action]), factory), self.shelf_capacity - left)
+        kept = factory - shipped
+        produced = min(np.int64(self.produce[action]), self.factory_capacity - kept)
+        reward = -self.factory_cost * np.float32(factory) + self.price * np.float32(sold)
+        reward = reward - self.shelf_cost * np.float32(shelf) - self.truck_cost[shipped]
+        reward = reward - self.produce_cost * np.float32(produced)
+        after = (kept + produced) * (self.shelf_capacity + 1) + left + shipped
+        return p, after, reward, False
+
+    def cell(self, p: Numbers, state: Number) -> Number:
+        return state
+
+    def noisy(self) -> bool:
+        return True
+
+
 class SupplyChainEnv(BatchedEnv):
     """The supply-chain as a batch of environments; see :class:`SupplyNetwork` for its rules.
 
@@ -228,11 +312,50 @@ class SupplyChainEnv(BatchedEnv):
         ]
         return torch.stack(columns, -1)
 
+    def lanes(self) -> SupplyChainLanes:
+        """See :class:`~bmc_torchrl.envs.lanes.LaneDomain`."""
+        return SupplyChainLanes(self)
+
+    def scalars(self) -> SupplyChainScalars:
+        """See :class:`~bmc_torchrl.envs.lanes.ScalarDomain`."""
+        network = self.network
+        if network.warehouses != 1 or max(network.num_actions, *network.capacity) > _MOST:
+            raise ValueError(
+                f"The numba engine has one warehouse and counts stocks and actions to {_MOST}, the "
+                f"network has {network.warehouses}, capacity {network.capacity} and "
+                f"{network.num_actions} actions: use engine=torchrl."
+            )
+        factory, shelf = unravel_index(torch.arange(network.num_states), network.sizes)
+        ship, produce = supply_chain_action(torch.arange(network.num_actions), network)
+        cdf = poisson_cdf(network.demand_rate[0])
+        grid = torch.arange(GUIDE_SIZE, dtype=torch.float64) / GUIDE_SIZE
+        trucks = (torch.arange(network.ship_max[0] + 1) + network.zeta[0] - 1) // network.zeta[0]
+        return SupplyChainScalars(
+            factory=_short(factory),
+            shelf=_short(shelf),
+            ship=_short(ship),
+            produce=_short(produce),
+            truck_cost=(network.kappa_tr[0] * trucks.float()).numpy(),
+            factory_capacity=network.capacity[0],
+            shelf_capacity=network.capacity[1],
+            factory_cost=np.float32(network.kappa_st[0]),
+            shelf_cost=np.float32(network.kappa_st[1]),
+            price=np.float32(network.price),
+            produce_cost=np.float32(network.kappa_pr),
+            cdf=cdf.numpy(),
+            guide=_short(torch.searchsorted(cdf, grid, right=True)),
+            start_state=network.start_state,
+        )
+
+    def picture(self, current: TensorDictBase, steps: int) -> Any:
+        """The factory and the warehouses with their stocks."""
+        from bmc_torchrl.envs.rendering import draw_supply_chain  # Pillow is an extra.
+
+        return draw_supply_chain(self.network, self.stocks(current["state"]).tolist(), steps=steps)
+
     def _initial_state(self) -> dict[str, Tensor]:
-        start = 0
-        for stock, size in zip(self.network.initial_stocks, self.sizes, strict=True):
-            start = start * size + stock
-        return {"state": torch.full(self.batch_size, start, device=self.device)}
+        start = torch.full(self.batch_size, self.network.start_state, device=self.device)
+        return {"state": start}
 
     def _next_state(
         self, tensordict: TensorDictBase, action: Tensor
@@ -242,3 +365,7 @@ class SupplyChainEnv(BatchedEnv):
         stocks = self.stocks(tensordict.get("state"))
         stocks, reward, terminated = supply_chain_step(stocks, action, demand, self.network)
         return {"state": self.state(stocks)}, reward, terminated
+
+
+def _short(values: Tensor) -> Any:
+    return values.numpy().astype(np.int16)

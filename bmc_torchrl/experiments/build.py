@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning as L  # noqa: N812
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from bmc_torchrl import AdaptiveEGreedyModule, EpsilonStrategy, OneStepReturns, StackedEpsilon
+from bmc_torchrl.errors import SettingsError
 from bmc_torchrl.experiments.configs import plain
 from bmc_torchrl.experiments.settings import chosen_device, chosen_strategies
-from bmc_torchrl.lockstep import interface
+from bmc_torchrl.learners.builders import build_learner, build_network
+from bmc_torchrl.learners.q_learning import Target, dqn_loss
+from bmc_torchrl.learners.settings import DQNSettings, LearnerSettings, RunSettings
+from bmc_torchrl.lockstep.interface import Engine, engine_class, make_engine
 from bmc_torchrl.training import (
+    EpsilonGreedyDQN,
     EpsilonGreedyLearner,
     GreedyEvaluation,
     StopAfterPerfectTests,
     TransitionStream,
 )
 from bmc_torchrl.training.lockstep_module import ChunkStream, LockstepLearner
-from bmc_torchrl.training.run_records import RecordedLearner
 from bmc_torchrl.training.transitions import seed_everything
 from bmc_torchrl.training.video import GreedyVideo
 
-__all__ = ["Job", "build_engine", "build_job", "build_strategy", "has_engine", "strategy_seed"]
+__all__ = ["Job", "build_engine", "build_job", "build_strategy", "run_settings", "strategy_seed"]
 
-Job = tuple[RecordedLearner, TransitionStream | ChunkStream, list[Any]]
+Job = tuple[L.LightningModule, TransitionStream | ChunkStream | None, list[Any]]
 
 
 def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> EpsilonStrategy:
@@ -39,14 +46,27 @@ def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> Epsilo
     return parts[0] if len(parts) == 1 else StackedEpsilon(parts)
 
 
-def _kind(cfg: DictConfig) -> str:
-    return str(cfg.learner._target_).rsplit(".", 1)[-1]
+def run_settings(cfg: DictConfig, *, seed: int, first_run: int = 0) -> RunSettings:
+    """What the settings say of every run, whatever learns."""
+    return RunSettings(
+        gamma=cfg.gamma,
+        episodes=cfg.episodes,
+        tests=cfg.domain.tests,
+        mask_terminated=cfg.settings.mask_terminated,
+        next_action=cfg.settings.next_action,
+        stop_after_perfect_tests=cfg.stop_after_perfect_tests,
+        seed=seed,
+        first_run=first_run,
+    )
 
 
-def has_engine(cfg: DictConfig) -> bool:
-    """Whether there is a lockstep engine for the settings' learner and strategies."""
-    families = {entry.family for entry in chosen_strategies(cfg)}
-    return _kind(cfg) in interface.__all__ and "linear" not in families
+def learner_settings(cfg: DictConfig) -> LearnerSettings:
+    """The settings' learner, checked."""
+    try:
+        made: LearnerSettings = instantiate(cfg.learner)
+    except InstantiationException as error:
+        raise SettingsError(f"learner: {error.__cause__}") from error
+    return made
 
 
 def build_engine(
@@ -56,30 +76,13 @@ def build_engine(
     device: Any = "cpu",
     seed: int,
     first_run: int = 0,
-    threads: int | None = None,
-) -> interface.Engine:
-    """The lockstep engine of the settings' learner."""
-    kind = _kind(cfg)
-    if not has_engine(cfg):
-        raise ValueError(f"learner={kind} has no lockstep engine; use engine=torchrl.")
+    **options: Any,
+) -> Engine:
+    """The lockstep engine of the settings' learner, with the engine's own `options`."""
     runs = strategy.batch_shape.numel()
     env = instantiate(cfg.domain.env)(batch_size=[runs], device=device, observation=cfg.observation)
-    arguments: Mapping[str, Any] = {k: v for k, v in cfg.learner.items() if k[0] != "_"}
-    make: Callable[..., interface.Engine] = getattr(interface, kind)
-    return make(
-        env,
-        strategy,
-        gamma=cfg.gamma,
-        episodes=cfg.episodes,
-        tests=cfg.domain.tests,
-        seed=seed,
-        mask_terminated=cfg.settings.mask_terminated,
-        next_action=cfg.settings.next_action,
-        stop_after_perfect_tests=cfg.stop_after_perfect_tests,
-        first_run=first_run,
-        threads=threads,
-        **arguments,
-    )
+    run = run_settings(cfg, seed=seed, first_run=first_run)
+    return make_engine(env, strategy, run, learner_settings(cfg), **options)
 
 
 def strategy_seed(seed: int, label: str) -> int:
@@ -87,49 +90,106 @@ def strategy_seed(seed: int, label: str) -> int:
     return zlib.crc32(f"{seed}/{label}".encode())
 
 
-def uses_lockstep(cfg: DictConfig) -> bool:
-    """Whether the lockstep engine is asked for, or chooses itself."""
+def uses_lockstep(cfg: DictConfig, strategy: EpsilonStrategy) -> bool:
+    """Whether a lockstep engine is asked for, or can run all of it by itself."""
     if cfg.engine != "auto":
         return bool(cfg.engine == "lockstep")
-    one_device = cfg.trainer.lightning.devices == 1
-    return bool(cfg.domain.native and cfg.runs > 1 and has_engine(cfg) and one_device)
+    if not cfg.domain.native or cfg.runs == 1 or cfg.trainer.lightning.devices != 1:
+        return False
+    engine = engine_class(learner_settings(cfg), chosen_device(cfg.device))
+    return engine is not None and engine.can_run(strategy)
 
 
 def build_job(cfg: DictConfig) -> Job:
     """The learner, what it iterates over, and the callbacks of its own."""
     seed_everything(cfg.seed)
-    return _build_lockstep(cfg) if uses_lockstep(cfg) else _build_torchrl(cfg)
+    strategy = build_strategy(cfg, chosen_strategies(cfg), cfg.runs)
+    if uses_lockstep(cfg, strategy):
+        return _build_lockstep(cfg, strategy)
+    learner = learner_settings(cfg)
+    if isinstance(learner, DQNSettings):
+        return _build_dqn(cfg, strategy, learner)
+    return _build_published(cfg, strategy, learner)
 
 
-def _build_lockstep(cfg: DictConfig) -> Job:
-    entries = chosen_strategies(cfg)
-    strategy = build_strategy(cfg, entries, cfg.runs)
+def _build_lockstep(cfg: DictConfig, strategy: EpsilonStrategy) -> Job:
     device = chosen_device(cfg.device)
     engine = build_engine(cfg, strategy.to(device), device=device, seed=cfg.seed)
-    learner = LockstepLearner(
-        engine,
-        strategy,
-        runs=cfg.runs * len(entries),
-        episodes=cfg.episodes,
-        log_every_n_chunks=1,
-    )
+    learner = LockstepLearner(engine, strategy, runs=engine.runs, episodes=cfg.episodes)
     steps = cfg.trainer.lockstep_chunk_steps
     chunks = -(-cfg.episodes * cfg.domain.max_steps // steps) + 1
     return learner, ChunkStream(steps, chunks), []
 
 
-def _build_torchrl(cfg: DictConfig) -> Job:
-    device = chosen_device(cfg.device)
-    entries = chosen_strategies(cfg)
-    runs = cfg.runs * len(entries)
+def _build_dqn(cfg: DictConfig, strategy: EpsilonStrategy, learner: DQNSettings) -> Job:
+    run, runs = run_settings(cfg, seed=cfg.seed), strategy.batch_shape.numel()
+    make_env = instantiate(cfg.domain.env)
+    options = {"device": chosen_device(cfg.device), "observation": cfg.observation}
+    env = make_env(batch_size=[runs], **options)
+    dimension = None if runs == 1 else runs
+    network, key = build_network(env, dimension or (), learner.hidden, learner.dueling)
+    name: Target = "double_dqn" if learner.double else "dqn"
+    compile, test_every = bool(cfg.trainer.compile), cfg.domain.get("test_every", 1)
+    module = EpsilonGreedyDQN(
+        env,
+        network,
+        strategy,
+        gamma=run.gamma,
+        lr=learner.learning_rate,
+        loss=functools.partial(dqn_loss, name, run.gamma, dimension) if learner.torchrl else name,
+        loss_function=learner.loss_function,
+        batch_size=learner.batch_size,
+        buffer_size=learner.capacity,
+        learning_starts=max(learner.warmup, learner.batch_size),
+        n_steps=learner.n_steps,
+        prioritized=learner.prioritized,
+        target_tau=learner.target_tau,
+        target_interval=learner.target_interval,
+        mask_terminated=run.mask_terminated,
+        runs=dimension,
+        episodes=run.episodes,
+        test_every=test_every,
+        observation_key=key,
+        epoch_steps=run.episodes * cfg.domain.max_steps,
+        shared_posterior=cfg.shared_posterior,
+        compile=compile,
+        chunk_steps=cfg.trainer.chunk_steps * test_every,
+        max_grad_norm=learner.max_grad_norm,
+    )
+    return module, None, _tests(cfg, run, make_env, options, runs, snapshot=compile)
+
+
+def _tests(
+    cfg: DictConfig, run: RunSettings, make_env: Any, options: Any, runs: int, *, snapshot: bool
+) -> list[Any]:
+    """The callbacks that test a job's runs, stop those that are perfect, and film the first."""
+    evaluation = GreedyEvaluation(
+        make_env(batch_size=[runs, run.tests], **options),
+        gamma=cfg.domain.get("test_gamma", run.gamma),
+        max_steps=cfg.domain.max_steps,
+        seed=run.seed + 1,
+        snapshot=snapshot,
+        one_by_one=not cfg.domain.native,
+    )
+    own: list[Any] = [evaluation]
+    if run.stop_after_perfect_tests is not None:
+        own.append(StopAfterPerfectTests(run.stop_after_perfect_tests, cfg.domain.max_steps))
+    if cfg.domain.native:
+        film = Path(cfg.output) / "greedy.gif"
+        own.append(GreedyVideo(film, evaluation.env, cfg.domain.max_steps))
+    return own
+
+
+def _build_published(cfg: DictConfig, strategy: EpsilonStrategy, settings: LearnerSettings) -> Job:
+    device, run = chosen_device(cfg.device), run_settings(cfg, seed=cfg.seed)
+    runs = strategy.batch_shape.numel()
     make_env = instantiate(cfg.domain.env)
     options = {"device": device, "observation": cfg.observation}
     env = make_env(batch_size=[runs], **options)
-    strategy = build_strategy(cfg, entries, cfg.runs)
-    q_actor, rule = instantiate(cfg.learner)(env, runs, cfg.gamma)
+    q_actor, rule = build_learner(settings, env, run.gamma)
     test_every = cfg.domain.get("test_every", 1)
-    masked = "terminated" if cfg.settings.mask_terminated else None
-    returns = OneStepReturns(q_actor, cfg.gamma, terminated_key=masked)
+    masked = "terminated" if run.mask_terminated else None
+    returns = OneStepReturns(q_actor, run.gamma, terminated_key=masked)
     learner = EpsilonGreedyLearner(
         q_actor,
         AdaptiveEGreedyModule(
@@ -138,29 +198,18 @@ def _build_torchrl(cfg: DictConfig) -> Job:
         returns,
         rule,
         runs=runs,
-        episodes=cfg.episodes,
-        next_action=cfg.settings.next_action,
+        episodes=run.episodes,
+        next_action=run.next_action,
         shared_posterior=cfg.shared_posterior,
-        log_every_n_chunks=cfg.trainer.log_every_n_chunks,
         test_every=test_every,
         compile=plain(cfg.trainer)["compile"],
     )
     chunk_steps = cfg.trainer.chunk_steps * test_every
-    chunks = -(-cfg.episodes * cfg.domain.max_steps // chunk_steps)
+    chunks = -(-run.episodes * cfg.domain.max_steps // chunk_steps)
     stream = TransitionStream(env, learner.policy, chunk_steps=chunk_steps, num_chunks=chunks)
     all_end_with_a_chunk = (
         cfg.domain.shortest_episode == cfg.domain.max_steps
         and cfg.domain.max_steps % chunk_steps == 0
     )
-    evaluation = GreedyEvaluation(
-        make_env(batch_size=[runs, cfg.domain.tests], **options),
-        gamma=cfg.domain.get("test_gamma", cfg.gamma),
-        max_steps=cfg.domain.max_steps,
-        seed=cfg.seed + 1,
-        snapshot=not all_end_with_a_chunk,
-    )
-    stopping = []
-    if cfg.stop_after_perfect_tests is not None:
-        stopping = [StopAfterPerfectTests(cfg.stop_after_perfect_tests, cfg.domain.max_steps)]
-    video = GreedyVideo(Path(cfg.output) / "greedy.gif", evaluation.env, cfg.domain.max_steps)
-    return learner, stream, [evaluation, *stopping, video]
+    tests = _tests(cfg, run, make_env, options, runs, snapshot=not all_end_with_a_chunk)
+    return learner, stream, tests

@@ -20,11 +20,14 @@ COMMANDS = {
 }
 """What can be asked for: its module, which is imported only then, and what it does."""
 
+INSTALL = "pip install 'bmc_torchrl[experiments]' installs what trains, draws and compares."
+
 
 def _usage() -> str:
     lines = [f"  bmc {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
     example = "example: bmc train experiment=grid_sarsa strategy=bmc runs=100"
-    return "\n".join(["usage: bmc COMMAND [overrides or arguments]", *lines, example])
+    more = "bmc COMMAND --help says what a command takes."
+    return "\n".join(["usage: bmc COMMAND [overrides or arguments]", *lines, example, more])
 
 
 def main() -> int:
@@ -39,6 +42,10 @@ def main() -> int:
     if asked not in COMMANDS:
         print(f"bmc: there is no command {asked!r}.\n{_usage()}", file=sys.stderr)
         return 2
+    try:
+        command: Callable[[], int | None] = importlib.import_module(COMMANDS[asked][0]).main
+    except ModuleNotFoundError as error:
+        print(f"bmc {asked} needs {error.name}: {INSTALL}", file=sys.stderr)
+        return 1
     sys.argv = [f"bmc {asked}", *sys.argv[2:]]
-    command: Callable[[], int | None] = importlib.import_module(COMMANDS[asked][0]).main
     return command() or 0

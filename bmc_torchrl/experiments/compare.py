@@ -4,7 +4,7 @@ Prints, for each strategy, ours and published with standard errors and z scores,
 the largest |z| by metric. Exit status: 0 if the median |z| over strategies is at most the threshold
 for every metric (AUC, first 100, last 50, ε at episodes 10, 100 and last), 1 if not, 2 if a file
 cannot be used. "exact" marks values that have no standard error on either side and agree. How the
-errors of correlated episodes are obtained is said in bmc_torchrl/comparison.py.
+errors of correlated episodes are obtained is said in bmc_torchrl/analysis/comparison.py.
 """
 
 import argparse
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bmc_torchrl.analysis.comparison import Comparison, compare, report
+from bmc_torchrl.analysis.comparison import Comparison, compare, comparison_tables
 from bmc_torchrl.analysis.published_workbooks import RUNS, read_published
-from bmc_torchrl.analysis.scoring import experiment_title
 from bmc_torchrl.analysis.summaries import read_results
+from bmc_torchrl.analysis.titles import experiment_title
 from bmc_torchrl.errors import ResultsError
 
 REMARKABLE = 3.0
@@ -27,7 +27,7 @@ def _arguments() -> argparse.Namespace:
         prog="bmc compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: bmc compare results/grid_sarsa ../shared/published/grid_sarsa.xlsx",
+        epilog="example: bmc compare results/grid_sarsa published/grid_sarsa.xlsx",
     )
     parser.add_argument("results", type=Path, help="folder with curves.csv and summary.csv")
     parser.add_argument("published", type=Path, help="the authors' workbook, .xlsx")
@@ -40,7 +40,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _print_report(console: Console, comparison: Comparison, threshold: float) -> None:
-    for table in report(comparison):
+    for table in comparison_tables(comparison):
         console.print(table)
     pairs = comparison.table[comparison.table["z"].abs() > REMARKABLE]
     for pair in pairs.itertuples():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 __all__ = ["CONFIGS", "DECISIVE", "configured_by", "experiment_config", "plain"]
@@ -39,3 +41,19 @@ def configured_by(name: str) -> Callable[[Callable[[DictConfig], None]], Callabl
 def plain(cfg: DictConfig) -> dict[str, Any]:
     """The settings as plain containers."""
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+
+
+def _size(name: str, *, _root_: DictConfig) -> int:
+    """``${environment:num_states}`` or ``num_actions``: what no file need say of an environment."""
+    return _sizes(OmegaConf.to_yaml(_root_.domain.env, resolve=True))[name]
+
+
+@functools.cache
+def _sizes(described: str) -> dict[str, int]:
+    env = instantiate(OmegaConf.create(described))(batch_size=[1], max_steps=1)
+    env.close()
+    return {"num_states": env.num_states, "num_actions": env.num_actions}
+
+
+OmegaConf.register_new_resolver("environment", _size)
+OmegaConf.register_new_resolver("reciprocal", lambda number: 1 / number)

@@ -1,4 +1,4 @@
-"""Draw every figure that the given results folders allow, as PNG and PDF.
+"""Draw every figure that the given results folders allow, as PNG files.
 
 A folder results/<experiment> gives: curves.csv, the paper's figure of that experiment;
 scores.csv, performance profiles; sensitivity.csv (parameter, value, auc, auc_se, variant),
@@ -35,7 +35,7 @@ def _arguments() -> argparse.Namespace:
         prog="bmc figures",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: bmc figures results --published ../shared/published --out figures",
+        epilog="example: bmc figures results --published published --out figures",
     )
     parser.add_argument(
         "results",
@@ -57,9 +57,9 @@ def _figures(folder: Path, published: Path | None) -> Iterator[tuple[str, Figure
     name = results.experiment
     workbook = None if published is None else published / f"{name}.xlsx"
     overlay = read_published(workbook) if workbook is not None and workbook.exists() else None
-    yield name, learning_figure(name, results.curves, published=overlay)
+    yield name, learning_figure(name, results.curves, results.strategies, published=overlay)
     if results.scores is not None:
-        yield f"{name}_profiles", profile_figure(name, results.scores)
+        yield f"{name}_profiles", profile_figure(name, results.scores, results.strategies)
     if results.sensitivity is not None:
         yield f"{name}_sensitivity", sensitivity_figure(name, results.sensitivity)
     if results.posterior is not None:
@@ -77,7 +77,7 @@ def main() -> int:
         folders = result_folders(options.results)
         for folder in folders:
             for name, figure in _figures(folder, options.published):
-                print(*save_figure(figure, options.out / name))
+                print(save_figure(figure, options.out / name))
         if options.readme is not None:
             write_between_marks(options.readme, readme_table(map(read_results, folders)))
     except ResultsError as error:

@@ -11,39 +11,49 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 
-from bmc_torchrl.analysis.scoring import measure
-from bmc_torchrl.analysis.tables import provenance
+from bmc_torchrl.analysis.tables import provenance, tidy
+from bmc_torchrl.experiments import sweep
 from bmc_torchrl.experiments.build import build_engine, build_strategy, strategy_seed
 from bmc_torchrl.experiments.configs import DECISIVE, configured_by, experiment_config, plain
 from bmc_torchrl.experiments.settings import chosen_strategies
-from bmc_torchrl.experiments.sweep import Batch, execute, finished_table, parts_of, plan, publish
 
 __all__ = ["compute", "main"]
 
+CHUNK_STEPS = 2000
 
-def compute(settings: dict[str, Any], batch: Batch) -> float:
-    """Compute a batch and keep it; returns its mean performance."""
+
+def compute(settings: dict[str, Any], cell: sweep.Cell) -> str:
+    """Compute a cell and keep it; returns its mean performance."""
     torch.set_num_threads(1)
     began = time.monotonic()
     overrides = [f"protocol={settings['protocol']}", *settings["overrides"]]
     if settings["episodes"] is not None:
         overrides.append(f"episodes={settings['episodes']}")
-    cfg = experiment_config(batch.experiment, overrides)
-    entries = {entry.label: entry for entry in cfg.sweep.strategies}
+    cfg = experiment_config(cell.experiment, overrides)
+    (entry,) = (entry for entry in cfg.sweep.strategies if entry.label == cell.label)
     engine = build_engine(
         cfg,
-        build_strategy(cfg, [entries[label] for label in batch.labels], batch.runs),
+        build_strategy(cfg, [entry], cell.runs),
         device=settings["device"],
-        seed=strategy_seed(settings["seed"], batch.label),
-        first_run=batch.first_run,
+        seed=strategy_seed(settings["seed"], cell.label),
+        first_run=cell.first_run,
         threads=1,
     )
-    table = finished_table(batch, engine)
+    while not engine.finished:
+        engine.advance(CHUNK_STEPS)
+    found = (values[None].cpu() for values in (engine.steps, engine.returns, engine.epsilons))
+    table = tidy(cell.experiment, [cell.label], *found, first_run=cell.first_run)
     whole = plain(cfg)
     config = {name: whole[name] for name in DECISIVE} | {"protocol": cfg.protocol}
-    parts = parts_of(settings["output"], batch.experiment)
-    parts.add(table, provenance(config, settings["seed"]), time.monotonic() - began)
-    return float(table[measure(batch.experiment).column].mean())
+    sweep.keep(
+        settings["output"],
+        cell,
+        table,
+        provenance(config, settings["seed"]),
+        strategy=plain(entry),
+        seconds=time.monotonic() - began,
+    )
+    return sweep.mean_performance(table)
 
 
 @configured_by("reproduce")
@@ -53,20 +63,19 @@ def main(cfg: DictConfig) -> None:
     every = [entry.label for entry in cfg.sweep.strategies]
     wanted = {"strategies": cfg.strategies or every, "sweep": cfg.sweep}
     labels = [entry.label for entry in chosen_strategies(wanted)]
-    batches = list(plan(cfg.output, cfg.experiments, labels, cfg.runs, cfg.batch, cfg.stack))
-    console.print(f"{len(batches)} batches to compute, {cfg.workers} at a time")
-    settings = plain(cfg)
+    cells = list(sweep.plan(cfg.output, cfg.experiments, labels, cfg.runs, cfg.batch))
+    console.print(f"{len(cells)} cells to compute, {cfg.workers} at a time")
     try:
-        execute(
-            batches,
-            functools.partial(compute, settings),
+        sweep.execute(
+            cells,
+            functools.partial(compute, plain(cfg)),
             workers=cfg.workers,
             hours=cfg.hours,
             console=console,
         )
     finally:
         for experiment in cfg.experiments:
-            if len(parts_of(cfg.output, experiment).cells()):
+            if sweep.finished_cells(cfg.output, experiment):
                 target = Path(cfg.results) / experiment
-                publish(cfg.output, experiment, target)
+                sweep.publish(cfg.output, experiment, target)
                 console.print(f"{experiment}: {target}", highlight=False)

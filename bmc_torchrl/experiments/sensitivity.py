@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from rich.progress import track
 
 from bmc_torchrl.analysis.scoring import measure
+from bmc_torchrl.analysis.tables import write_csv
 from bmc_torchrl.experiments.build import build_engine, build_strategy, strategy_seed
 from bmc_torchrl.experiments.configs import configured_by, experiment_config
 from bmc_torchrl.lockstep.interface import Engine
@@ -79,7 +80,6 @@ def main(cfg: DictConfig) -> None:
         error = float(auc.std() / len(auc) ** 0.5)
         rows.append({**row, "auc": float(auc.mean()), "auc_se": error})
     folder = Path(cfg.results) / cfg.name
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(rows).to_csv(folder / "sensitivity.csv", index=False, float_format="%.7g")
-    _posterior(cfg).to_csv(folder / "posterior.csv", index=False, float_format="%.7g")
+    write_csv(folder / "sensitivity.csv", pd.DataFrame(rows))
+    write_csv(folder / "posterior.csv", _posterior(cfg))
     print(f"{folder / 'sensitivity.csv'} {folder / 'posterior.csv'}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from bmc_torchrl.errors import SettingsError
 
@@ -67,11 +67,16 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _require_resolved(settings: Mapping[str, Any]) -> None:
-    """Every setting refers to ones that exist: a learner's come from an experiment of its kind."""
+    """Every setting refers to ones that exist, and the environment whose sizes some are is there.
+
+    A learner's settings come from an experiment of its kind.
+    """
     try:
         OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).partition("\n    full_key")[0]
+        if type(error) is InterpolationResolutionError:
+            raise SettingsError(reason.partition("resolving interpolation: ")[2]) from error
         raise SettingsError(
             f"{error.full_key} cannot be set ({reason}): the experiment is of another kind. Those "
             "named …_sarsa go with learner=expected_sarsa, those named …_dqn with the other "

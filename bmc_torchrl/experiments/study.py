@@ -1,6 +1,6 @@
 """ε-BMC against four others on others' environments: bmc study [overrides].
 
-Writes summary.csv and study.{png,svg,pdf} to results/study, of the tasks that are finished.
+Writes summary.csv and study.png to results/study, of the tasks that are finished.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from bmc_torchrl.analysis.plots import save_figure
-from bmc_torchrl.analysis.scoring import measure
 from bmc_torchrl.analysis.study_summary import study_figure, study_summary
-from bmc_torchrl.analysis.tables import load, load_metadata, write_atomically
+from bmc_torchrl.analysis.tables import load, load_metadata, write_csv
+from bmc_torchrl.analysis.titles import Strategies
 from bmc_torchrl.experiments.build import build_job
 from bmc_torchrl.experiments.configs import DECISIVE, configured_by, experiment_config, plain
 from bmc_torchrl.experiments.settings import check_settings
-from bmc_torchrl.experiments.sweep import Batch, execute
+from bmc_torchrl.experiments.sweep import execute, mean_performance
 from bmc_torchrl.experiments.train import fit
 
 __all__ = ["main"]
@@ -54,44 +54,40 @@ def finished(settings: dict[str, Any], task: str) -> bool:
     return True
 
 
-def compute(settings: dict[str, Any], batch: Batch) -> float:
+def compute(settings: dict[str, Any], task: str) -> str:
     """One job of scripts/train.py, resumed if it was interrupted."""
     torch.set_num_threads(1)
-    cfg = task_config(settings, batch.experiment)
+    cfg = task_config(settings, task)
     check_settings(cfg)
     fit(cfg, *build_job(cfg))
-    return float(load(Path(cfg.output) / TABLE)[measure(batch.experiment).column].mean())
+    return mean_performance(load(Path(cfg.output) / TABLE))
 
 
-def publish(output: Path, tasks: list[str], results: Path) -> list[str]:
-    """Summary and figure of the finished ones of `tasks`; returns those."""
-    tables = {
-        task: load(output / task / TABLE) for task in tasks if (output / task / TABLE).exists()
-    }
+def publish(settings: dict[str, Any]) -> list[str]:
+    """Summary and figure of the tasks that are finished; returns those."""
+    paths = {task: Path(settings["output"]) / task / TABLE for task in settings["tasks"]}
+    tables = {task: load(path) for task, path in paths.items() if path.exists()}
     if tables:
-        summary = study_summary(tables)
-        text = summary.to_csv(index=False, float_format="%.5g", lineterminator="\n")
-        write_atomically(results / "summary.csv", lambda stream: stream.write(text.encode()))
-        figure = study_figure(tables, summary)
-        save_figure(figure, results / "study")
-        figure.savefig(results / "study.svg", metadata={"Date": None})
+        summary, results = study_summary(tables), Path(settings["results"])
+        write_csv(results / "summary.csv", summary, digits=5)
+        strategies = Strategies.of_entries(settings["sweep"]["strategies"])
+        save_figure(study_figure(tables, summary, strategies), results / "study")
     return list(tables)
 
 
 @configured_by("study")
 def main(cfg: DictConfig) -> None:
     """Train what is missing, then publish."""
-    console, output = Console(), Path(cfg.output)
-    settings = plain(cfg)
+    console, settings = Console(), plain(cfg)
     left = [task for task in cfg.tasks if not finished(settings, task)]
     try:
         execute(
-            [Batch(task, "all strategies", 0, cfg.runs) for task in left],
+            left,
             functools.partial(compute, settings),
             workers=cfg.workers,
             hours=None,
             console=console,
         )
     finally:
-        done = publish(output, list(cfg.tasks), Path(cfg.results))
+        done = publish(settings)
         console.print(f"{len(done)} of {len(cfg.tasks)} tasks: {cfg.results}", highlight=False)

@@ -1,10 +1,15 @@
-"""A sweep: which cells are left, computing them in processes, joining what they give."""
+"""A sweep: which cells are left, computing them in processes, joining what they give.
+
+A *cell* is a strategy and a range of runs; its results are one Parquet file, which says how they
+were made. What is there is not computed again, so a killed sweep goes on where it was.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import itertools
+import json
 import multiprocessing
 import os
 import threading
@@ -13,33 +18,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import pandas as pd
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from bmc_torchrl.analysis.scoring import measure
 from bmc_torchrl.analysis.summaries import write_results
-from bmc_torchrl.analysis.tables import load_metadata, tidy
-from bmc_torchrl.experiments.sweep_cells import TableParts
-from bmc_torchrl.lockstep.interface import Engine
+from bmc_torchrl.analysis.tables import load, load_metadata, save
+from bmc_torchrl.errors import ResultsError
 
-__all__ = ["Batch", "execute", "finished_table", "parts_of", "plan", "publish"]
+__all__ = ["Cell", "execute", "finished_cells", "keep", "mean_performance", "plan", "publish"]
 
-CHUNK_STEPS = 2000
+Work = TypeVar("Work")
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Runs of one strategy, or of several joined by ``+``, that are computed together."""
+class Cell:
+    """Runs of one strategy that are computed together.
+
+    Example:
+        >>> str(Cell("grid_sarsa", "bmc", first_run=100, runs=50))
+        'grid_sarsa bmc runs 100–149'
+    """
 
     experiment: str
     label: str
@@ -47,18 +49,18 @@ class Batch:
     runs: int
 
     @property
-    def labels(self) -> list[str]:
-        """The strategies; each has `runs` runs."""
-        return self.label.split("+")
+    def last_run(self) -> int:
+        """The number of its last run."""
+        return self.first_run + self.runs - 1
 
     def __str__(self) -> str:
-        last = self.first_run + self.runs - 1
-        return f"{self.experiment} {self.label} runs {self.first_run}–{last}"
+        return f"{self.experiment} {self.label} runs {self.first_run}–{self.last_run}"
 
 
-def parts_of(output: str | Path, experiment: str) -> TableParts:
-    """Where the finished cells of an experiment are kept."""
-    return TableParts(Path(output) / experiment / "table.parts")
+def finished_cells(output: str | Path, experiment: str) -> dict[Path, dict[str, Any]]:
+    """How each finished cell of an experiment was made, by its file."""
+    folder = Path(output) / experiment / "cells"
+    return {path: load_metadata(path) for path in sorted(folder.glob("*.parquet"))}
 
 
 def plan(
@@ -67,105 +69,173 @@ def plan(
     labels: Sequence[str],
     runs: int,
     sizes: Mapping[str, int],
-    stack: int = 1,
-) -> Iterator[Batch]:
+) -> Iterator[Cell]:
     """What is left to do, in the order of the experiments.
 
-    Runs are cut at multiples of the experiment's batch size, and strategies into stacks of so many
-    as are computed side by side, whatever is finished: a batch is the same in a sweep that was
-    interrupted and in one that was not. Where a sweep of fewer runs, or in smaller batches, came
-    before, what it left out of a batch is a batch.
+    Runs are cut at multiples of the experiment's batch size, whatever is finished: a cell is the
+    same in a sweep that was interrupted and in one that was not. Where a sweep of fewer runs, or
+    in smaller batches, came before, what it left out of a batch is a cell.
     """
-    stacks = [labels[first : first + stack] for first in range(0, len(labels), stack)]
     for experiment in experiments:
-        left = parts_of(output, experiment).missing(labels, range(runs))
-        for together in stacks:
-            for first in range(0, runs, sizes[experiment]):
-                cut = range(first, min(first + sizes[experiment], runs))
-                spans = {
-                    label: _spans([run for run in left.get(label, ()) if run in cut])
-                    for label in together
-                }
-                for span in dict.fromkeys(itertools.chain.from_iterable(spans.values())):
-                    due = [label for label in together if span in spans[label]]
-                    yield Batch(experiment, "+".join(due), *span)
+        finished = {
+            (done["strategy"], run)
+            for made in finished_cells(output, experiment).values()
+            for done in made["cells"]
+            for run in range(done["first_run"], done["last_run"] + 1)
+        }
+        for label, first in itertools.product(labels, range(0, runs, sizes[experiment])):
+            batch = range(first, min(first + sizes[experiment], runs))
+            left = [run for run in batch if (label, run) not in finished]
+            for _, span in itertools.groupby(enumerate(left), lambda pair: pair[1] - pair[0]):
+                together = [run for _, run in span]
+                yield Cell(experiment, label, together[0], len(together))
 
 
-def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Where consecutive numbers start, and how many they are.
+def keep(
+    output: str | Path,
+    cell: Cell,
+    table: pd.DataFrame,
+    metadata: Mapping[str, Any],
+    *,
+    strategy: Mapping[str, Any],
+    seconds: float,
+) -> Path:
+    """Write the results of a cell.
 
-    >>> _spans([0, 1, 4, 5, 6])
-    [(0, 2), (4, 3)]
+    Args:
+        output: Where the sweep's files are.
+        cell: What was computed.
+        table: Its tidy table.
+        metadata: What ``tables.provenance`` returns.
+        strategy: The strategy's entry of the sweep: label, family, parameters.
+        seconds: The wall time it took.
+
+    Raises:
+        ResultsError: If one of its runs is finished already, or an earlier cell was made with
+            another config, or with another strategy of this label.
     """
-    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
-    ends = [n for i, n in enumerate(numbers) if i + 1 == len(numbers) or numbers[i + 1] != n + 1]
-    return [(start, end - start + 1) for start, end in zip(starts, ends, strict=True)]
+    made = {"strategy": cell.label, "first_run": cell.first_run, "last_run": cell.last_run}
+    made |= {"episodes": int(table["episode"].max()), "seconds": seconds}
+    metadata = json.loads(json.dumps({**metadata, "strategies": [strategy], "cells": [made]}))
+    for path, earlier in finished_cells(output, cell.experiment).items():
+        alike = [other for other in earlier["cells"] if other["strategy"] == cell.label]
+        changed = alike and metadata["strategies"][0] not in earlier["strategies"]
+        if earlier["config"] != metadata["config"] or changed:
+            raise ResultsError(
+                f"{path} was made with another config; finish that sweep with its own config "
+                "or choose another output folder"
+            )
+        if any(
+            other["first_run"] <= cell.last_run and cell.first_run <= other["last_run"]
+            for other in alike
+        ):
+            raise ResultsError(
+                f"runs {cell.first_run}–{cell.last_run} of {cell.label!r} are already in {path}; "
+                "ask plan for what is left"
+            )
+    name = f"{cell.label}.{cell.first_run:04d}-{cell.last_run:04d}.parquet"
+    return save(table, Path(output) / cell.experiment / "cells" / name, metadata)
 
 
-def finished_table(batch: Batch, engine: Engine) -> pd.DataFrame:
-    """Run `engine` to its end; the tidy table of its results."""
-    while not engine.finished:
-        engine.advance(CHUNK_STEPS)
-    found = (engine.steps, engine.returns, engine.epsilons)
-    shape = (len(batch.labels), batch.runs, -1)
-    arrays = (values.reshape(shape).cpu().numpy() for values in found)
-    return tidy(batch.experiment, batch.labels, *arrays, first_run=batch.first_run)
+def publish(output: str | Path, experiment: str, target: str | Path) -> None:
+    """Join an experiment's cells into its table, and write its small tables to `target`.
+
+    The result does not depend on the order in which the cells were finished. Jobs that share an
+    experiment publish one after the other, each all cells that there are by then: the last one
+    publishes the whole.
+
+    Raises:
+        ResultsError: If there is no cell, or a cell, or a table already there, cannot be read, or
+            that table holds runs the cells do not.
+    """
+    path = Path(output) / experiment / "table.parquet"
+    if not finished_cells(output, experiment):
+        raise ResultsError(f"{path.parent} holds no finished cell; run scripts/reproduce.py")
+    with _only_one(path.with_suffix(".lock")):
+        made = finished_cells(output, experiment)
+        table = pd.concat([load(cell) for cell in made], ignore_index=True)
+        table = table.sort_values(["strategy", "run", "episode"], ignore_index=True)
+        if path.exists():
+            _refuse_loss(load(path), table, path)
+        save(table, path, _joined(list(made.values())))
+        write_results(table, target, load_metadata(path))
+
+
+def _refuse_loss(old: pd.DataFrame, new: pd.DataFrame, path: Path) -> None:
+    there, kept = (set(zip(table["strategy"], table["run"], strict=True)) for table in (old, new))
+    if there - kept:
+        raise ResultsError(
+            f"{path} holds {len(there - kept)} runs that are not among the cells and would be "
+            "lost; move it away, or restore its cells, and publish again. Nothing was overwritten."
+        )
+
+
+def _joined(metadata: list[dict[str, Any]]) -> dict[str, Any]:
+    """All cells and strategies; what else differs between cells becomes a list of its values."""
+    joined: dict[str, Any] = {}
+    for key in metadata[0]:
+        texts = sorted({json.dumps(entry.get(key), sort_keys=True) for entry in metadata})
+        values = [json.loads(text) for text in texts]
+        if key in ("cells", "strategies"):
+            joined[key] = list(itertools.chain.from_iterable(values))
+        else:
+            joined[key] = values[0] if len(values) == 1 else values
+    return joined
+
+
+@contextlib.contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """A section that one process at a time is in; the lock of a killed process is free."""
+    with path.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def mean_performance(table: pd.DataFrame) -> str:
+    """What is known from a table, in a few words."""
+    judged = measure(table["experiment"].iloc[0])
+    return f"{judged.label} {table[judged.column].mean():.2f} on average"
 
 
 def execute(
-    batches: Sequence[Batch],
-    compute: Callable[[Batch], float],
+    work: Sequence[Work],
+    compute: Callable[[Work], str],
     *,
     workers: int,
     hours: float | None,
     console: Console,
 ) -> None:
-    """Compute `batches` in `workers` processes, showing what is known so far.
+    """Compute everything in `workers` processes, showing what is known so far.
 
     The processes end when this one does, however it ends.
 
     Args:
-        batches: what to do, in order.
-        compute: computes a batch and keeps it; returns its mean performance.
+        work: what to do, in order.
+        compute: does a piece of it and keeps the result; returns what is known by it. A function
+            of a module, or a partial one.
         workers: number of processes.
-        hours: no batch is started after so many hours.
+        hours: nothing is started after so many hours.
         console: where the progress bar goes.
     """
     deadline = time.monotonic() + (float("inf") if hours is None else hours * 3600)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     context = multiprocessing.get_context("spawn")
-    # By value where it must be: in a launcher's job the script is no module that can be imported.
-    pickled = cloudpickle.dumps(compute)
-    waiting = iter(batches)
-    running: dict[Future[float], Batch] = {}
+    waiting = iter(work)
+    running: dict[Future[str], Work] = {}
     with (
         Progress(*columns, console=console) as bar,
         ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool,
     ):
-        task = bar.add_task("batches", total=len(batches))
+        task = bar.add_task("finished", total=len(work))
         while True:
-            while len(running) < workers and time.monotonic() < deadline:
-                batch = next(waiting, None)
-                if batch is None:
-                    break
-                running[pool.submit(_call, pickled, batch)] = batch
+            free = workers - len(running) if time.monotonic() < deadline else 0
+            for piece in itertools.islice(waiting, free):
+                running[pool.submit(compute, piece)] = piece
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                batch = running.pop(future)
-                judged = measure(batch.experiment)
-                bar.console.print(f"{batch}: {judged.label} {future.result():.2f} on average")
+                bar.console.print(f"{running.pop(future)}: {future.result()}")
                 bar.advance(task)
-
-
-def _call(pickled: bytes, batch: Batch) -> float:
-    return float(cloudpickle.loads(pickled)(batch))
 
 
 def _end_with_parent() -> None:
@@ -178,24 +248,3 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait_and_end, daemon=True).start()
-
-
-def publish(output: str | Path, experiment: str, target: str | Path) -> None:
-    """Join the parts of an experiment into its table, and write its small tables to `target`.
-
-    Jobs that share an experiment publish one after the other, each all parts that there are by
-    then: the last one publishes the whole.
-    """
-    parts = parts_of(output, experiment)
-    path = Path(output) / experiment / "table.parquet"
-    with _only_one(path.with_suffix(".lock")):
-        table = parts.merge(path)
-        write_results(table, target, load_metadata(path), timings=parts.cells())
-
-
-@contextlib.contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """A section that one process at a time is in; the lock of a killed process is free."""
-    with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

@@ -15,11 +15,12 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from bmc_torchrl.analysis.job_summary import report
+from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.experiments.build import build_job
 from bmc_torchrl.experiments.configs import configured_by, plain
 from bmc_torchrl.experiments.settings import check_settings, chosen_device, chosen_strategies
 from bmc_torchrl.training import AtomicCheckpoint, EpisodeProgress, ResultsTable
+from bmc_torchrl.training.metrics import EpisodeMetrics
 from bmc_torchrl.training.tracking import PosteriorHistory, WandbReport
 
 __all__ = ["callbacks", "fit", "main"]
@@ -32,6 +33,7 @@ def callbacks(cfg: DictConfig, own: list[Any], output: Path) -> list[Any]:
     table = output / "table.parquet"
     return [
         *own,
+        EpisodeMetrics(labels),
         history,
         ResultsTable(
             table, experiment=cfg.name, strategies=labels, config=plain(cfg), seed=cfg.seed
@@ -60,7 +62,8 @@ def fit(cfg: DictConfig, learner: L.LightningModule, stream: Any, own: list[Any]
         for logger in trainer.loggers:
             logger.log_hyperparams(plain(cfg))
         trainer.fit(learner, stream, ckpt_path=resume, weights_only=True)
-    stream.shutdown()
+    if stream is not None:
+        stream.shutdown()
     return trainer
 
 
@@ -77,4 +80,4 @@ def main(cfg: DictConfig) -> None:
     except (ValueError, InstantiationException) as error:
         raise SystemExit(f"These settings cannot be run. {error}") from error
     if fit(cfg, *parts).is_global_zero:
-        report(Path(cfg.output), figure=cfg.figure)
+        print_job_summary(Path(cfg.output), figure=cfg.figure)

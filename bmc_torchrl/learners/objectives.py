@@ -1,4 +1,4 @@
-"""Expected SARSA's loss as a TorchRL loss module, and the tabular update it amounts to."""
+"""Expected SARSA as a TorchRL loss module, and the tabular update that it amounts to."""
 
 from __future__ import annotations
 
@@ -55,8 +55,6 @@ class ExpectedSarsaLoss(DQNLoss):  # type: ignore[misc]
         tensor([1., 1., 1.], grad_fn=<MseLossBackward0>)
     """
 
-    _schedulable_buffers = frozenset({"epsilon"})
-
     @dataclass
     class _AcceptedKeys(DQNLoss._AcceptedKeys):  # type: ignore[misc]
         """The keys of `DQNLoss`, ε, and the mask of legal actions."""
@@ -65,6 +63,7 @@ class ExpectedSarsaLoss(DQNLoss):  # type: ignore[misc]
         action_mask: NestedKey = "action_mask"
 
     default_keys = _AcceptedKeys
+    _schedulable_buffers = frozenset({"epsilon"})
 
     def __init__(
         self,
@@ -97,6 +96,38 @@ class ExpectedSarsaLoss(DQNLoss):  # type: ignore[misc]
     def _set_in_keys(self) -> None:
         super()._set_in_keys()
         self._in_keys += [unravel_key(("next", self.tensor_keys.epsilon)), self.tensor_keys.epsilon]
+
+    def _epsilon(self, tensordict: TensorDictBase) -> Tensor:
+        key = self.tensor_keys.epsilon
+        epsilon: Tensor | None = tensordict.get(unravel_key(("next", key)), None)
+        if epsilon is None:
+            epsilon = tensordict.get(key, self.epsilon)
+        if epsilon is None:
+            raise KeyError(
+                f"ε is neither in the transitions (keys ('next', {key!r}) and {key!r}) nor in the "
+                "loss: pass epsilon=… to the loss, or set_keys(epsilon=…)."
+            )
+        return epsilon
+
+    def _next_value(
+        self, tensordict: TensorDictBase, next_action_value: Tensor, terminated: Tensor | None
+    ) -> Tensor:
+        """The value ``[*batch]`` of the next state, zero where `terminated`."""
+        mask: Tensor | None = None
+        if self.tensor_keys.action_mask in self.value_network.in_keys:
+            mask = tensordict.get(unravel_key(("next", self.tensor_keys.action_mask)))
+        greedy, uniform = (
+            one_step_return(
+                torch.zeros_like(next_action_value[..., 0]),
+                next_action_value,
+                gamma=1.0,
+                terminated=terminated,
+                action_mask=mask,
+            )
+            for one_step_return in (greedy_return, uniform_return)
+        )
+        epsilon = _align_right(self._epsilon(tensordict), greedy)
+        return mixture_return(greedy, uniform, epsilon)
 
     def _chosen_value(self, tensordict: TensorDictBase) -> Tensor:
         data = tensordict.clone(False)
@@ -156,38 +187,6 @@ class ExpectedSarsaLoss(DQNLoss):  # type: ignore[misc]
             tensordict, result, "value_network_params", "target_value_network_params"
         )
         return result
-
-    def _epsilon(self, tensordict: TensorDictBase) -> Tensor:
-        key = self.tensor_keys.epsilon
-        epsilon: Tensor | None = tensordict.get(unravel_key(("next", key)), None)
-        if epsilon is None:
-            epsilon = tensordict.get(key, self.epsilon)
-        if epsilon is None:
-            raise KeyError(
-                f"ε is neither in the transitions (keys ('next', {key!r}) and {key!r}) nor in the "
-                "loss: pass epsilon=… to the loss, or set_keys(epsilon=…)."
-            )
-        return epsilon
-
-    def _next_value(
-        self, tensordict: TensorDictBase, next_action_value: Tensor, terminated: Tensor | None
-    ) -> Tensor:
-        """The value ``[*batch]`` of the next state, zero where `terminated`."""
-        mask: Tensor | None = None
-        if self.tensor_keys.action_mask in self.value_network.in_keys:
-            mask = tensordict.get(unravel_key(("next", self.tensor_keys.action_mask)))
-        greedy, uniform = (
-            one_step_return(
-                torch.zeros_like(next_action_value[..., 0]),
-                next_action_value,
-                gamma=1.0,
-                terminated=terminated,
-                action_mask=mask,
-            )
-            for one_step_return in (greedy_return, uniform_return)
-        )
-        epsilon = _align_right(self._epsilon(tensordict), greedy)
-        return mixture_return(greedy, uniform, epsilon)
 
 
 def _align_right(epsilon: Tensor, value: Tensor) -> Tensor:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-__all__ = ["KerasAdam", "adam_state", "adam_update", "fit_minibatch", "fit_targets"]
+__all__ = ["adam_state", "adam_update", "fit_minibatch", "fit_targets"]
 
 
 def fit_targets(action_value: Tensor, action: Tensor, target: Tensor) -> Tensor:
@@ -61,58 +60,16 @@ def adam_update(
     parameter.sub_(rate * mean / (square.sqrt() + epsilon))
 
 
-class KerasAdam(torch.optim.Optimizer):
-    """:func:`adam_update` as an optimiser; elementwise, so runs stay independent.
-
-    Examples:
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> optimizer = KerasAdam([weight], lr=0.1)
-        >>> (weight**2).sum().backward()
-        >>> _ = optimizer.step()
-        >>> weight.data
-        tensor([0.9000, 0.9000])
-    """
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-7,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": tuple(betas), "eps": eps})
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step on every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            options = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
-            for parameter in (p for p in group["params"] if p.grad is not None):
-                moments = self.state[parameter]
-                if not moments:
-                    moments.update(_moments(parameter))
-                adam_update(
-                    parameter, parameter.grad, moments, learning_rate=group["lr"], **options
-                )
-        return loss
-
-
-def _moments(parameter: Tensor) -> dict[str, Tensor]:
-    step = torch.zeros((), dtype=torch.float64, device=parameter.device)
-    return {
-        "step": step,
-        "mean": torch.zeros_like(parameter, requires_grad=False),
-        "square": torch.zeros_like(parameter, requires_grad=False),
-    }
-
-
 def adam_state(parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Adam's state before the first step: step, mean and square of each parameter."""
-    return {name: _moments(parameter) for name, parameter in parameters.items()}
+    return {
+        name: {
+            "step": torch.zeros((), dtype=torch.float64, device=parameter.device),
+            "mean": torch.zeros_like(parameter, requires_grad=False),
+            "square": torch.zeros_like(parameter, requires_grad=False),
+        }
+        for name, parameter in parameters.items()
+    }
 
 
 def fit_minibatch(

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torchrl.data import ReplayBuffer
-from torchrl.objectives import LossModule
 
-from bmc_torchrl.functional import categorical_mean, greedy_return, mixture_return
+from bmc_torchrl.functional import greedy_return, mixture_return
 from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.learners.published_fit import adam_state, fit_minibatch
-from bmc_torchrl.learners.ranks import average_gradients
 from bmc_torchrl.learners.replay import run_replay_buffer
 from bmc_torchrl.learners.values import QTable
 from bmc_torchrl.precision import KeepsPrecision
 
-__all__ = ["ACTIVE_KEY", "LearningRule", "LossRule", "PublishedDQN", "TabularSarsa"]
+__all__ = ["ACTIVE_KEY", "LearningRule", "PublishedDQN", "TabularSarsa"]
 
 ACTIVE_KEY = ("collector", "mask")
 """Where a transition says whether its run is still learning; strategies skip the others."""
@@ -157,7 +152,7 @@ class PublishedDQN(LearningRule):
         """See :class:`LearningRule`."""
         kept = transition.select("action", self.feature_key, ("next", self.feature_key))
         kept.set(("next", "reward"), transition.get(("next", "reward")))
-        # The published ε rejects masking where only the step limit ended the episode; see README.
+        # Not masked where only the step limit ended the episode: docs/protocol.md §4.
         kept.set(("next", "terminated"), transition.get(("next", "terminated")))
         # Without a device, TorchRL keeps the cursor that it reads on the host.
         self.replay.extend(kept.unsqueeze(-1).clear_device_())
@@ -223,130 +218,3 @@ class _Moments(KeepsPrecision):
     def keeps(self, name: str, buffer: Tensor) -> bool:
         """Whether it counts steps, in float64; moments have the precision of the weights."""
         return buffer.dtype == torch.float64
-
-
-class LossRule(LearningRule):
-    """Any TorchRL loss on a TorchRL replay buffer: DQN with target network, Double DQN, C51.
-
-    Args:
-        loss_module: such as ``DQNLoss``; its ``"loss"`` may keep the shape of the batch.
-        optimizer: built by the caller over the loss module's parameters, or a partial of it.
-        replay_buffer: flat, or per run; what it samples goes to the loss. A prioritised buffer has
-            its priorities updated.
-        target_updater: TorchRL's ``SoftUpdate`` or ``HardUpdate``, or a partial of it.
-        q_actor: what gives Q for ``"value_change"``.
-        keys: what the buffer stores.
-        updates_per_step: gradient steps per vector step.
-        warmup: transitions of each run in the buffer before learning starts.
-        runs: number of runs. With more than one, the network has a copy of its weights per run,
-            the buffer samples ``[runs, batch]``, and the loss keeps that shape.
-        max_grad_norm: gradient clipping, each run by itself.
-    """
-
-    def __init__(
-        self,
-        loss_module: LossModule,
-        optimizer: Any,
-        replay_buffer: ReplayBuffer,
-        *,
-        q_actor: TensorDictModuleBase,
-        target_updater: Any = None,
-        keys: Sequence[NestedKey] | None = None,
-        updates_per_step: int = 1,
-        warmup: int | None = None,
-        runs: int = 1,
-        max_grad_norm: float | None = None,
-    ) -> None:
-        super().__init__()
-        self.loss_module, self.q_actor, self.replay = loss_module, q_actor, replay_buffer
-        self.in_keys: list[NestedKey] = list(q_actor.in_keys)
-        build = not isinstance(optimizer, torch.optim.Optimizer)
-        self.optimizer = optimizer(loss_module.parameters()) if build else optimizer
-        if isinstance(target_updater, functools.partial):
-            target_updater = target_updater(loss_module)
-        self.target_updater = target_updater
-        self.keys, self.updates_per_step = keys, updates_per_step
-        self.warmup = warmup if warmup is not None else replay_buffer._batch_size
-        self.runs, self.max_grad_norm = runs, max_grad_norm
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """Optimiser, replay buffer and target updates, so that a checkpoint has them."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "replay": self.replay.state_dict(),
-            "target": {} if self.target_updater is None else self.target_updater.state_dict(),
-        }
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """All of that as it was."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.replay.load_state_dict(state["replay"])
-        if self.target_updater is not None:
-            self.target_updater.load_state_dict(state["target"])
-
-    def learn(self, transition: TensorDictBase, episodes: Tensor, value_change: bool) -> None:
-        """See :class:`LearningRule`."""
-        stored = transition if self.keys is None else transition.select(*self.keys)
-        stored = stored.exclude("collector").clear_device_()
-        self.replay.extend(stored if self.runs == 1 else stored.unsqueeze(-1))
-        loss = torch.zeros(transition.batch_size, device=transition.device)
-        learns = len(self.replay) >= self.warmup * self.runs
-        if learns:
-            for _ in range(self.updates_per_step):
-                loss = self._update().detach().expand(transition.batch_size)
-        transition.set("loss", loss)
-        if value_change:
-            action = transition.get("action")
-            before = self._chosen(transition.get("action_value"), action)
-            with torch.no_grad():
-                inputs = transition.select(*self.in_keys)
-                after = self._chosen(self.q_actor(inputs).get("action_value"), action)
-            transition.set("value_change", after - before if learns else torch.zeros_like(before))
-
-    def compile_learning(self, **options: Any) -> None:
-        """See :class:`LearningRule`."""
-        self._loss = torch.compile(self._loss, **options)  # type: ignore[method-assign]
-
-    def _loss(self, batch: TensorDictBase) -> Tensor:
-        loss: Tensor = self.loss_module(batch).get("loss")
-        return loss.mean() if self.runs == 1 else loss.mean(-1)
-
-    def _update(self) -> Tensor:
-        batch = self.replay.sample()
-        loss = self._loss(batch)
-        self.optimizer.zero_grad()
-        loss.sum().backward()  # type: ignore[no-untyped-call]
-        average_gradients(self.loss_module)
-        if self.max_grad_norm is not None:
-            _clip_each_run(self.loss_module.parameters(), self.max_grad_norm, self.runs)
-        self.optimizer.step()
-        if self.target_updater is not None:
-            self.target_updater.step()
-        if hasattr(self.replay, "update_tensordict_priority"):
-            self.replay.update_tensordict_priority(batch)
-        return loss
-
-    def _chosen(self, action_value: Tensor, action: Tensor) -> Tensor:
-        """Q of the chosen action, C51's atoms reduced over their support."""
-        supports = (getattr(part, "support", None) for part in self.q_actor.modules())
-        support = next((found for found in supports if found is not None), None)
-        if support is not None:
-            action_value = categorical_mean(action_value, support)
-        return _entry(action_value, action)
-
-
-def _clip_each_run(parameters: Iterable[nn.Parameter], largest: float, runs: int) -> None:
-    if runs == 1:
-        nn.utils.clip_grad_norm_(parameters, largest)
-        return
-    gradients = [p.grad.reshape(runs, -1) for p in parameters if p.grad is not None]
-    norm = torch.stack([g.square().sum(-1) for g in gradients]).sum(0).sqrt()
-    scale = (largest / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
-    for gradient in gradients:
-        gradient.mul_(scale)
-
-
-def _entry(action_value: Tensor, action: Tensor) -> Tensor:
-    if action.ndim == action_value.ndim:
-        return (action_value * action).sum(-1)
-    return action_value.gather(-1, action.unsqueeze(-1)).squeeze(-1)

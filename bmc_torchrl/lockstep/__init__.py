@@ -1,4 +1,4 @@
-"""Many runs in lockstep, compiled: the same functions as ``training``, one graph per step."""
+"""Many runs at once: compiled loops on CPU cores, or one graph per step of all runs."""
 
 from bmc_torchrl.lockstep.torch_dqn import DQNDraws, DQNLockstep
 from bmc_torchrl.lockstep.torch_engine import Lockstep

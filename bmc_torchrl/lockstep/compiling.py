@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["Announce", "CompiledOnce"]
+__all__ = ["CompiledOnce"]
 
-Announce = Callable[[str], None]
-"""Is told what is being compiled, before and after."""
-
-_WHOLE: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+_WHOLE: dict[str, Any] = {
+    "fullgraph": True,
+    "dynamic": False,
+    "isolate_recompiles": True,
+    "options": {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe},
+}
 
 _log = logging.getLogger(__name__)
 
@@ -26,25 +28,15 @@ class CompiledOnce:
 
     Args:
         function: of tensors.
-        name: what the user is told.
+        name: what the module's logger says, at level INFO.
         enabled: if not, `function` runs eagerly.
-        announce: by default the module's logger, level INFO.
 
     >>> CompiledOnce(lambda x: x + 1, "example", enabled=False)(1)
     2
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        *,
-        enabled: bool,
-        announce: Announce | None = None,
-    ) -> None:
-        self.name, self.seconds = name, 0.0
-        self.announce = announce or _log.info
-        self.pending = enabled
+    def __init__(self, function: Callable[..., Any], name: str, *, enabled: bool) -> None:
+        self.name, self.pending = name, enabled
         self.function = torch.compile(function, **_WHOLE) if enabled else function
 
     def __call__(self, *args: Any) -> Any:
@@ -52,9 +44,8 @@ class CompiledOnce:
         if not self.pending:
             return self.function(*args)
         self.pending = False
-        self.announce(f"compiling {self.name}, once")
+        _log.info("compiling %s, once", self.name)
         start = time.perf_counter()
         result = self.function(*args)
-        self.seconds = time.perf_counter() - start
-        self.announce(f"compiled {self.name} in {self.seconds:.1f} s")
+        _log.info("compiled %s in %.1f s", self.name, time.perf_counter() - start)
         return result

@@ -225,7 +225,7 @@ def fit(
     l2: float,
     extra: Tensor,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """The published DQN's training on one minibatch per lane (PROTOCOL §4).
+    """The published DQN's training on one minibatch per lane (docs/protocol.md §4).
 
     The targets of all outputs are fixed before the first epoch. In that epoch only the actions
     taken have a gradient, and its forward pass is the one that made the targets.

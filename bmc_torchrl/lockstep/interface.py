@@ -1,27 +1,37 @@
-"""The lockstep engines by learner, with the arguments of ``training.learners``."""
+"""What every lockstep engine does, and which one serves which learner on which device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
 from bmc_torchrl.envs.base import BatchedEnv
-from bmc_torchrl.learners.values import QNetwork
+from bmc_torchrl.learners.settings import (
+    ExpectedSarsaSettings,
+    LearnerSettings,
+    PublishedDQNSettings,
+    RunSettings,
+)
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.lockstep.torch_dqn import DQNLockstep
+from bmc_torchrl.lockstep.torch_tabular import TabularLockstep
 from bmc_torchrl.strategies import EpsilonStrategy
 
-__all__ = ["Engine", "expected_sarsa", "published_dqn"]
+__all__ = ["Engine", "engine_class", "make_engine"]
 
 
 class Engine(Protocol):
     """Many runs, advanced a chunk at a time; results are ``[runs, episodes]``, NaN at first."""
 
+    runs: int
     episodes: int
+
+    @staticmethod
+    def can_run(strategy: EpsilonStrategy) -> bool:
+        """Whether the engine has what `strategy` needs."""
+        ...
 
     @property
     def finished(self) -> bool:
@@ -65,112 +75,32 @@ class Engine(Protocol):
         ...
 
 
-def _domain(env: BatchedEnv) -> Any:
-    if isinstance(env, SubgoalGridEnv):
-        return env.grid
-    if isinstance(env, CartPoleEnv):
-        return env.model
-    if isinstance(env, SupplyChainEnv):
-        return env.network
-    raise TypeError(f"The lockstep engine has no domain {type(env).__name__}.")
+def engine_class(learner: LearnerSettings, device: torch.device) -> type[Engine] | None:
+    """The engine of a learner on a device, None where there is none.
 
+    Tables are loops compiled by numba on a CPU, and tensors on a GPU. DQN is tensors on both.
 
-def expected_sarsa(
-    env: BatchedEnv,
-    strategy: EpsilonStrategy,
-    *,
-    gamma: float,
-    episodes: int,
-    tests: int,
-    seed: int,
-    learning_rate: float,
-    decay: float = 1.0,
-    floor: float = 0.0,
-    initializer: Literal["zeros", "normal", "uniform"] = "zeros",
-    scale: float = 0.1,
-    mask_terminated: bool = False,
-    next_action: Literal["before", "after"] = "before",
-    stop_after_perfect_tests: int | None = None,
-    first_run: int = 0,
-    threads: int | None = None,
-) -> NumbaTabularEngine:
-    """Expected SARSA in tables; see :class:`~bmc_torchrl.lockstep.numba.tabular`."""
-    return NumbaTabularEngine(
-        _domain(env),
-        strategy,
-        runs=env.batch_size.numel(),
-        episodes=episodes,
-        tests=tests,
-        max_steps=env.max_steps or 200,
-        gamma=gamma,
-        learning_rate=learning_rate,
-        learning_rate_decay=decay,
-        learning_rate_floor=floor,
-        table=initializer,
-        scale=scale,
-        mask_terminated=mask_terminated,
-        next_action=next_action,
-        stop_after_perfect_tests=stop_after_perfect_tests,
-        seed=seed,
-        first_run=first_run,
-        threads=threads,
-    )
-
-
-def published_dqn(
-    env: BatchedEnv,
-    strategy: EpsilonStrategy,
-    *,
-    gamma: float,
-    episodes: int,
-    tests: int,
-    seed: int,
-    hidden: Sequence[int],
-    learning_rate: float,
-    batch_size: int,
-    capacity: int,
-    epochs: int,
-    l2: float = 0.0,
-    mask_terminated: bool = False,
-    next_action: Literal["after"] = "after",
-    stop_after_perfect_tests: int | None = None,
-    first_run: int = 0,
-    threads: int | None = None,
-    compiled: bool = True,
-) -> DQNLockstep:
-    """The published DQN; see :class:`~bmc_torchrl.lockstep.torch_dqn.DQNLockstep`.
-
-    Weights and draws come from `seed` and `first_run` together.
+    >>> engine_class(ExpectedSarsaSettings(learning_rate=0.5), torch.device("cuda")).__name__
+    'TabularLockstep'
     """
-    if next_action != "after":
-        raise ValueError(f"next_action={next_action!r} is for expected SARSA; DQN acts after.")
-    if threads is not None:
-        torch.set_num_threads(threads)
-    raw = isinstance(env, CartPoleEnv)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed + first_run)
-        network = QNetwork(
-            4 if raw else env.num_features,
-            env.num_actions,
-            hidden,
-            runs=env.batch_size.numel(),
-            active_features=None if raw else len(env.sizes),
-            device=env.device,
-        )
-    return DQNLockstep(
-        env,
-        network,
-        strategy,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        capacity=capacity,
-        epochs=epochs,
-        l2=l2,
-        episodes=episodes,
-        gamma=gamma,
-        tests=tests,
-        mask_terminated=mask_terminated,
-        stop_after_perfect_tests=stop_after_perfect_tests,
-        seed=seed + first_run,
-        compiled=compiled,
-    )
+    tables = NumbaTabularEngine if device.type == "cpu" else TabularLockstep
+    engines: dict[type, type[Engine]] = {
+        ExpectedSarsaSettings: tables,
+        PublishedDQNSettings: DQNLockstep,
+    }
+    return engines.get(type(learner))
+
+
+def make_engine(
+    env: BatchedEnv,
+    strategy: EpsilonStrategy,
+    run: RunSettings,
+    learner: LearnerSettings,
+    **options: Any,
+) -> Engine:
+    """The engine of `learner` on the device of `env`, with the engine's own `options`."""
+    made: Any = engine_class(learner, env.device)
+    if made is None:
+        raise ValueError(f"{type(learner).__name__} has no lockstep engine; use engine=torchrl.")
+    engine: Engine = made(env, strategy, run, learner, **options)
+    return engine

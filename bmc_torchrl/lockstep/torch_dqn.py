@@ -1,4 +1,4 @@
-"""The published DQN for many runs at once (PROTOCOL §4)."""
+"""The published DQN for many runs at once (docs/protocol.md §4)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.lanes import Noise
 from bmc_torchrl.functional import epsilon_greedy_action
+from bmc_torchrl.learners.settings import PublishedDQNSettings, RunSettings
 from bmc_torchrl.learners.values import QNetwork
 from bmc_torchrl.lockstep.compiling import CompiledOnce
 from bmc_torchrl.lockstep.flat_network import (
@@ -56,24 +57,24 @@ class DQNLockstep(Lockstep):
 
     Args:
         env: see :class:`Lockstep`.
-        network: the initial weights, ``runs=[runs]``; :meth:`export` writes the trained ones back.
         strategy: see :class:`Lockstep`.
-        learning_rate: Adam's η.
-        batch_size: of the minibatch; learning starts once replay holds as many.
-        capacity: transitions in replay, per lane.
-        epochs: Adam steps on each minibatch.
-        l2: kernel penalty.
-        mask_truncated: leave out the bootstrap of the training target where the step limit ended
-            the episode, and not only where the domain did.
+        run: see :class:`Lockstep`.
+        learner: how the networks look and learn.
+        network: initial weights to use instead, ``runs=[runs]``; :meth:`export` gives the trained
+            ones.
         block: lanes learnt at once; the largest divisor of the runs up to it is taken.
         **options: see :class:`Lockstep`.
 
     >>> from bmc_torchrl.envs import SubgoalGridEnv
     >>> from bmc_torchrl.strategies import BMCEpsilon
-    >>> env = SubgoalGridEnv(batch_size=[2], max_steps=10)
     >>> engine = DQNLockstep(
-    ...     env, QNetwork(16, 4, hidden=(8,), runs=2), BMCEpsilon(batch_shape=[2]), episodes=2,
-    ...     gamma=0.99, learning_rate=0.001, batch_size=4, capacity=16, epochs=2, compiled=False
+    ...     SubgoalGridEnv(batch_size=[2], max_steps=10),
+    ...     BMCEpsilon(batch_shape=[2]),
+    ...     RunSettings(gamma=0.99, episodes=2),
+    ...     PublishedDQNSettings(
+    ...         hidden=(8,), learning_rate=0.001, batch_size=4, capacity=16, epochs=2
+    ...     ),
+    ...     compiled=False,
     ... )
     >>> engine.advance(30)
     >>> engine.finished, engine.steps.shape
@@ -83,31 +84,40 @@ class DQNLockstep(Lockstep):
     def __init__(
         self,
         env: BatchedEnv,
-        network: QNetwork,
         strategy: EpsilonStrategy,
+        run: RunSettings,
+        learner: PublishedDQNSettings,
         *,
-        learning_rate: float,
-        batch_size: int,
-        capacity: int,
-        epochs: int,
-        l2: float = 0.0,
-        mask_truncated: bool = False,
+        network: QNetwork | None = None,
         block: int = 250,
         **options: Any,
     ) -> None:
-        super().__init__(env, strategy, **options)
-        self.learning_rate, self.batch_size, self.capacity = learning_rate, batch_size, capacity
-        self.epochs, self.l2, self.mask_truncated = epochs, l2, mask_truncated
-        if capacity < batch_size:
-            raise ValueError(f"capacity={capacity} cannot hold a batch_size={batch_size}.")
+        if run.next_action != "after":
+            raise ValueError(
+                f"next_action={run.next_action!r} is for expected SARSA; DQN acts after learning."
+            )
+        super().__init__(env, strategy, run, **options)
+        self.learner = learner
         self.block = max(d for d in range(1, min(block, self.runs) + 1) if self.runs % d == 0)
         self.needs_index = strategy.state_key is not None
         self.needs_change = "value_change" in strategy.in_keys
-        self._make_networks(network)
+        self._make_networks(self._drawn_network() if network is None else network)
         self._make_tests(self.flat[0], unroll=2)
         self._interact = self._compile(self._interact_step, "interaction")
         self._learn = self._compile_learning()
         self._reflect = self._compile(self._reflect_step, "strategy")
+
+    def _drawn_network(self) -> QNetwork:
+        domain = self.domain
+        with self._own_seed():
+            return QNetwork(
+                domain.num_features,
+                domain.num_actions,
+                self.learner.hidden,
+                runs=self.runs,
+                active_features=domain.ones or None,
+                device=self.device,
+            )
 
     def _compile_learning(self) -> CompiledOnce:
         return self._compile(self._learn_block, f"learning of {self.block} lanes")
@@ -127,7 +137,7 @@ class DQNLockstep(Lockstep):
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.snapshot = self.flat.clone()
         width = 2 * domain.record_width + 3
-        self.replay = torch.zeros(self.runs, self.capacity, width, device=self.device)
+        self.replay = torch.zeros(self.runs, self.learner.capacity, width, device=self.device)
         self.lanes = torch.arange(self.runs, device=self.device)
         self.blocks = self.runs // self.block
         self.value = self.network.forward(self.flat, self._inputs(self.state.unsqueeze(1)))[-1]
@@ -144,7 +154,8 @@ class DQNLockstep(Lockstep):
         options: dict[str, Any] = {"device": self.device, "generator": self.generator}
         act = torch.rand(steps, 2, self.runs, **options)
         noise = self.domain.draw([steps, self.runs], self.generator)
-        sample = torch.rand(steps, self.runs, self.batch_size, dtype=torch.float64, **options)
+        shape = (steps, self.runs, self.learner.batch_size)
+        sample = torch.rand(shape, dtype=torch.float64, **options)
         return DQNDraws(act, noise, sample)
 
     def _chunk(self, steps: int) -> None:
@@ -157,23 +168,24 @@ class DQNLockstep(Lockstep):
             draws: the uniforms, each with a leading dimension of steps.
             time: number of vector steps taken before.
         """
-        steps = len(draws.act)
+        steps, learner = len(draws.act), self.learner
         clock = torch.arange(time + 1, time + 1 + steps)
-        filled = clock.clamp(max=self.capacity).to(self.device)
+        filled = clock.clamp(max=learner.capacity).to(self.device)
         rows = sampled_rows(draws.sample, filled)
         noise = self.domain.transition_noise(draws.noise.transition)
-        first = [max(time + i + 1 - self.batch_size, 0) * self.epochs + 1 for i in range(steps)]
-        rates = [adam_rates(self.learning_rate, number, self.epochs) for number in first]
+        batch, epochs = learner.batch_size, learner.epochs
+        first = [max(time + i + 1 - batch, 0) * epochs + 1 for i in range(steps)]
+        rates = [adam_rates(learner.learning_rate, number, epochs) for number in first]
         rates_now = torch.tensor(rates, dtype=torch.float32).to(self.device)
         for i in range(steps):
             index, epsilon, seen, *states = self._interact(
                 draws.act[i], noise[i], draws.noise.reset[i]
             )
-            if time + i + 1 == self.batch_size:
+            if time + i + 1 == batch:
                 self.mean.zero_()
                 self.square.zero_()
-            learning = (self.episodes_done < self.episodes) & (filled[i] >= self.batch_size)
-            position = (time + i) % self.capacity
+            learning = (self.episodes_done < self.episodes) & (filled[i] >= batch)
+            position = (time + i) % learner.capacity
             self._learn_blocks(position, seen, learning, rows[i], rates_now[i], *states)
             ends = self._reflect(index, epsilon, seen)
             self.state.copy_(states[-1])
@@ -227,9 +239,8 @@ class DQNLockstep(Lockstep):
         extra = self._inputs(after.unsqueeze(1))
         parameters = (flat, mean, square)
         own_rates = rates.view(-1, 1, 1) * learning.view(1, -1, 1)
-        updated, next_value = fit(
-            self.network, parameters, batch, own_rates, gamma=self.gamma, l2=self.l2, extra=extra
-        )
+        options: dict[str, Any] = {"gamma": self.gamma, "l2": self.learner.l2, "extra": extra}
+        updated, next_value = fit(self.network, parameters, batch, own_rates, **options)
         for old, new in zip(parameters, updated, strict=True):
             old.copy_(new)
         states = torch.stack([fresh, before] if self.needs_change else [fresh], 1)
@@ -253,7 +264,7 @@ class DQNLockstep(Lockstep):
             dense[..., :count],
             action.squeeze(-1).long(),
             reward.squeeze(-1),
-            flags.squeeze(-1) > (0 if self.mask_truncated else 1),
+            flags.squeeze(-1) > 1,
         )
 
     def _reflect_step(self, index: Tensor | None, epsilon: Tensor, seen: Tensor) -> Tensor:

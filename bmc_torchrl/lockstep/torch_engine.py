@@ -1,10 +1,11 @@
-"""What both lockstep engines share: lanes, episodes, greedy tests, the stop rule and resuming."""
+"""What both torch engines share: lanes, episodes, greedy tests, the stop rule and resuming."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
-from bmc_torchrl.envs.lanes import lane_domain
 from bmc_torchrl.functional import greedy_return, uniform_return
-from bmc_torchrl.lockstep.compiling import Announce, CompiledOnce
+from bmc_torchrl.learners.settings import RunSettings
+from bmc_torchrl.lockstep.compiling import CompiledOnce
 from bmc_torchrl.lockstep.greedy_queue import GreedyTests, Outcome, Rollout, greedy_steps
 from bmc_torchrl.strategies import EpsilonStrategy
 
@@ -35,51 +36,52 @@ class Lockstep(ABC):
     yet known: mean steps and mean discounted return of the tests, and the episode's mean ε.
 
     Args:
-        env: a domain with ``batch_size=[runs]``.
+        env: a domain with ``batch_size=[runs]`` that has :meth:`~BatchedEnv.lanes`.
         strategy: the source of ε, of batch shape ``[runs]``; changed in place.
-        episodes: training episodes per run.
-        gamma: discount factor.
-        tests: greedy test episodes after each training episode.
-        mask_terminated: leave out the bootstrap of a terminal s′ in the returns that strategies
-            (and expected SARSA) see. The published experiments do not.
-        stop_after_perfect_tests: freeze a lane after so many consecutive tests in which all
-            episodes reached the step limit; its remaining episodes repeat the last results.
+        run: how long, how tested, from which seed.
         test_slots: how many lanes are tested together.
-        seed: of all draws; by default drawn from the global generator.
         compiled: whether to compile.
-        announce: is told when something is being compiled.
+        threads: of torch in this process; None leaves it as it is.
     """
 
     def __init__(
         self,
         env: BatchedEnv,
         strategy: EpsilonStrategy,
+        run: RunSettings,
         *,
-        episodes: int,
-        gamma: float,
-        tests: int = 1,
-        mask_terminated: bool = False,
-        stop_after_perfect_tests: int | None = None,
         test_slots: int = 128,
-        seed: int | None = None,
         compiled: bool = True,
-        announce: Announce | None = None,
+        threads: int | None = None,
     ) -> None:
-        self.domain = lane_domain(env)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.domain = env.lanes()
         self.runs = _checked_runs(env, strategy)
         self.device = self.domain.device
-        if episodes < 1 or tests < 1:
-            raise ValueError(f"episodes and tests must be positive, got {episodes} and {tests}.")
-        self.strategy, self.episodes, self.gamma, self.tests = strategy, episodes, gamma, tests
-        self.mask_terminated, self.stop_after = mask_terminated, stop_after_perfect_tests
-        self.test_slots = min(self.runs, test_slots)
-        self.compiled, self.announce = compiled, announce
+        if run.tests < 1:
+            raise ValueError(f"tests must be at least 1 in this engine, got {run.tests}.")
+        self.strategy, self.run = strategy, run
+        self.episodes, self.gamma = run.episodes, run.gamma
+        self.test_slots, self.compiled = min(self.runs, test_slots), compiled
         self.generator = torch.Generator(self.device)
-        self.generator.manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        self.generator.manual_seed(run.seed + run.first_run)
         self.time = 0
         self.chunk = min(self.domain.shortest_episode, LONGEST_CHUNK)
         self._make_results()
         self._make_lanes()
+
+    @staticmethod
+    def can_run(strategy: EpsilonStrategy) -> bool:
+        """Any strategy: it is updated with tensors, as in ``training``."""
+        return True
+
+    @contextlib.contextmanager
+    def _own_seed(self) -> Iterator[None]:
+        """The global generator as `run` seeds it, for the values that lanes start with."""
+        with torch.random.fork_rng():
+            torch.manual_seed(self.run.seed + self.run.first_run)
+            yield
 
     def _make_tests(self, policy: Tensor, unroll: int) -> None:
         """Greedy tests of lanes whose policies look like `policy`, `unroll` steps per call."""
@@ -87,14 +89,14 @@ class Lockstep(ABC):
             self.domain,
             self._compile(self._test_steps, "greedy tests"),
             slots=self.test_slots,
-            tests=self.tests,
+            tests=self.run.tests,
             policy=policy,
             generator=self.generator,
             unroll=unroll,
         )
 
     def _compile(self, function: Any, name: str) -> CompiledOnce:
-        return CompiledOnce(function, name, enabled=self.compiled, announce=self.announce)
+        return CompiledOnce(function, name, enabled=self.compiled)
 
     def _make_results(self) -> None:
         shape = (self.runs, self.episodes)
@@ -158,7 +160,7 @@ class Lockstep(ABC):
     ) -> None:
         """Step 5 of the algorithm, for the lanes that still learn."""
         active = self.episodes_done < self.episodes
-        masked = terminated if self.mask_terminated else None
+        masked = terminated if self.run.mask_terminated else None
         columns = {
             "greedy_return": greedy_return(reward, next_value, self.gamma, terminated=masked),
             "uniform_return": uniform_return(reward, next_value, self.gamma, terminated=masked),
@@ -210,9 +212,9 @@ class Lockstep(ABC):
         cell = torch.tensor(lanes), torch.tensor(episodes)
         self.steps[cell] = torch.tensor(steps, dtype=torch.float64)
         self.returns[cell] = torch.tensor(returns, dtype=torch.float64)
-        if self.stop_after is not None:
+        if self.run.stop_after_perfect_tests is not None:
             for lane in sorted(set(lanes)):
-                self._judge(lane, self.stop_after)
+                self._judge(lane, self.run.stop_after_perfect_tests)
 
     def _judge(self, lane: int, stop_after: int) -> None:
         """Follow the lane's tests in order, and freeze it after `stop_after` perfect ones."""

@@ -1,8 +1,8 @@
-"""Tabular expected SARSA for many runs at once, on any device."""
+"""Tabular expected SARSA for many runs at once, as tensors: what a GPU runs."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from bmc_torchrl.functional import (
     mixture_return,
     uniform_return,
 )
+from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.learners.values import QTable
 from bmc_torchrl.lockstep.torch_engine import Lockstep
 from bmc_torchrl.strategies import EpsilonStrategy
@@ -61,21 +62,21 @@ class TabularLockstep(Lockstep):
 
     Args:
         env: see :class:`Lockstep`.
-        table: the initial values, ``runs=[runs]``; :meth:`export` writes the learned ones back.
         strategy: see :class:`Lockstep`.
-        learning_rate: η of the first episode; that of episode k is
-            :math:`\max(\eta\,\mathrm{decay}^k, \mathrm{floor})`.
-        decay: see `learning_rate`.
-        floor: see `learning_rate`.
-        next_action: draw a′ "before" learning, as the published experiments, or "after".
+        run: see :class:`Lockstep`.
+        learner: how the tables start and learn.
+        table: initial values to use instead, ``runs=[runs]``.
+        test_slots: see :class:`Lockstep`.
         **options: see :class:`Lockstep`.
 
     >>> from bmc_torchrl.envs import SubgoalGridEnv
     >>> from bmc_torchrl.strategies import BMCEpsilon
-    >>> env = SubgoalGridEnv(batch_size=[2], max_steps=10)
     >>> engine = TabularLockstep(
-    ...     env, QTable(150, 4, runs=2), BMCEpsilon(batch_shape=[2]), episodes=2, gamma=0.99,
-    ...     learning_rate=0.7, compiled=False
+    ...     SubgoalGridEnv(batch_size=[2], max_steps=10),
+    ...     BMCEpsilon(batch_shape=[2]),
+    ...     RunSettings(gamma=0.99, episodes=2),
+    ...     ExpectedSarsaSettings(learning_rate=0.7),
+    ...     compiled=False,
     ... )
     >>> engine.advance(30)
     >>> engine.finished, engine.steps.shape
@@ -85,27 +86,32 @@ class TabularLockstep(Lockstep):
     def __init__(
         self,
         env: BatchedEnv,
-        table: QTable,
         strategy: EpsilonStrategy,
+        run: RunSettings,
+        learner: ExpectedSarsaSettings,
         *,
-        learning_rate: float,
-        decay: float = 1.0,
-        floor: float = 0.0,
-        next_action: Literal["before", "after"] = "before",
+        table: QTable | None = None,
         test_slots: int = 1024,
         **options: Any,
     ) -> None:
-        super().__init__(env, strategy, test_slots=test_slots, **options)
+        super().__init__(env, strategy, run, test_slots=test_slots, **options)
         states, actions = self.domain.num_states, self.domain.num_actions
+        if table is None:
+            with self._own_seed():
+                table = QTable(
+                    states,
+                    actions,
+                    runs=self.runs,
+                    initializer=learner.initializer,
+                    scale=learner.scale,
+                    device=self.device,
+                )
         if table.weight.shape != (self.runs, states, actions):
             raise ValueError(
                 f"table has shape {tuple(table.weight.shape)}, the domain needs "
                 f"{(self.runs, states, actions)}."
             )
-        if next_action not in ("before", "after"):
-            raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
-        self.learning_rate, self.decay, self.floor = learning_rate, decay, floor
-        self.before = next_action == "before"
+        self.learner, self.before = learner, run.next_action == "before"
         steps = range(1, min(MOST_STEPS, self.domain.unroll, self.chunk) + 1)
         self.unroll_steps = max(n for n in steps if self.chunk % n == 0)
         self.table = table.weight.detach().to(self.device).clone()
@@ -125,9 +131,10 @@ class TabularLockstep(Lockstep):
         return TabularDraws(act, noise, torch.rand((steps, 2, self.runs), **options))
 
     def _chunk(self, steps: int) -> None:
-        self._run_chunk(self.draw(steps))
+        self.vector_steps(self.draw(steps))
 
-    def _run_chunk(self, draws: TabularDraws) -> None:
+    def vector_steps(self, draws: TabularDraws) -> None:
+        """Step every lane as often as there are draws, some steps per compiled call."""
         noise = self.domain.transition_noise(draws.noise.transition)
         columns = (draws.act, noise, draws.noise.reset, draws.act_next)
         parts = zip(*(torch.split(x, self.unroll_steps) for x in columns), strict=True)
@@ -137,11 +144,6 @@ class TabularLockstep(Lockstep):
     def _no_history(self) -> History:
         zeros = torch.zeros(self.chunk, self.runs, dtype=torch.int64, device=self.device)
         return History(zeros, zeros.to(self.greedy.dtype), zeros.bool())
-
-    def vector_steps(self, draws: TabularDraws) -> None:
-        """Step every lane as often as there are draws, in one compiled call."""
-        noise = self.domain.transition_noise(draws.noise.transition)
-        self._steps(draws.act, noise, draws.noise.reset, draws.act_next)
 
     def _vector_steps(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> History:
         draws = zip(*(x.unbind(0) for x in (act, noise, reset, act_next)), strict=True)
@@ -160,7 +162,7 @@ class TabularLockstep(Lockstep):
         if self.before:
             best = self.greedy[lane, following].long()
             self.action.copy_(epsilon_greedy_action(best, epsilon, act_next, domain.num_actions))
-        masked = terminated if self.mask_terminated else None
+        masked = terminated if self.run.mask_terminated else None
         greedy = greedy_return(reward, value, self.gamma, terminated=masked)
         uniform = uniform_return(reward, value, self.gamma, terminated=masked)
         best_before = self.greedy[lane, index]
@@ -179,9 +181,9 @@ class TabularLockstep(Lockstep):
 
     def _learn(self, index: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """:func:`bmc_torchrl.learners.objectives.tabular_update` where a lane still learns."""
-        active = self.episodes_done < self.episodes
-        decay = torch.full_like(target, self.decay)
-        rate = (self.learning_rate * decay**self.episodes_done).clamp(min=self.floor)
+        active, learner = self.episodes_done < self.episodes, self.learner
+        decay = torch.full_like(target, learner.decay)
+        rate = (learner.learning_rate * decay**self.episodes_done).clamp(min=learner.floor)
         row = self.table[self.lane, index]
         actions = torch.arange(row.shape[-1], device=row.device)
         taken = actions == action.unsqueeze(-1)
@@ -205,11 +207,6 @@ class TabularLockstep(Lockstep):
 
     def _choose(self, policy: Tensor, state: Tensor) -> Tensor:
         return policy.gather(1, self.domain.index(state)).long()
-
-    def export(self, table: QTable) -> None:
-        """Write the values of every run into `table`."""
-        with torch.no_grad():
-            table.weight.copy_(self.table)
 
     _TABLES = ("table", "greedy", "action")
 

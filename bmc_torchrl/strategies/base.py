@@ -145,6 +145,14 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             *columns (Any): what :meth:`read` returned.
         """
 
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What is worth logging beside ε, by metric name.
+
+        Returns:
+            ``[*batch_shape]`` each; nothing, unless a subclass says more.
+        """
+        return {}
+
     def step(self, frames: int) -> None:
         """Anneal by frames; only strategies that anneal by frames do anything.
 

@@ -299,6 +299,19 @@ class BMCEpsilon(EpsilonStrategy):
             alpha, beta = (self._at_state(x, tensordict) for x in (alpha, beta))
         return alpha / (alpha + beta)
 
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The posterior of each run, averaged over states; the last evidence; what was skipped."""
+        found = {
+            "posterior/alpha": self.alpha,
+            "posterior/beta": self.beta,
+            "posterior/return_variance": self.return_variance,
+        }
+        if self.num_states is not None:
+            found = {name: value.mean(-1) for name, value in found.items()}
+        found["posterior/strength"] = found["posterior/alpha"] + found["posterior/beta"]
+        found["posterior/log_evidence_ratio"] = self.log_evidence_ratio
+        return found | {"skipped": self.skipped.double()}
+
     def _posterior(self) -> BMCPosterior:
         alpha, beta = self.alpha, self.beta
         if self.offline:

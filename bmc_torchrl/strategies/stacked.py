@@ -110,6 +110,20 @@ class StackedEpsilon(EpsilonStrategy):
         for (strategy, _), own in zip(self._slices(), columns, strict=True):
             strategy.learn(*own)
 
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What the strategies say of themselves, NaN for the runs of those that do not say it."""
+        said = [strategy.diagnostics() for strategy, _ in self._slices()]
+        names = dict.fromkeys(name for found in said for name in found)
+        unknown = [
+            torch.full_like(s.eps, torch.nan, dtype=torch.float64) for s, _ in self._slices()
+        ]
+        return {
+            name: torch.cat(
+                [found.get(name, nan) for found, nan in zip(said, unknown, strict=True)]
+            )
+            for name in names
+        }
+
     def step(self, frames: int) -> None:
         """Pass frames on to every strategy.
 

@@ -1,6 +1,6 @@
 """TorchRL learners in a Lightning loop."""
 
-from bmc_torchrl.learners.rules import LossRule, PublishedDQN, TabularSarsa
+from bmc_torchrl.learners.rules import PublishedDQN, TabularSarsa
 from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 from bmc_torchrl.training.callbacks import (
     AtomicCheckpoint,
@@ -9,14 +9,15 @@ from bmc_torchrl.training.callbacks import (
     ResultsTable,
     StopAfterPerfectTests,
 )
+from bmc_torchrl.training.dqn import EpsilonGreedyDQN
 from bmc_torchrl.training.transitions import TransitionStream
 
 __all__ = [
     "AtomicCheckpoint",
     "EpisodeProgress",
+    "EpsilonGreedyDQN",
     "EpsilonGreedyLearner",
     "GreedyEvaluation",
-    "LossRule",
     "PublishedDQN",
     "ResultsTable",
     "StopAfterPerfectTests",

@@ -15,12 +15,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.rules import ACTIVE_KEY, LearningRule
-from bmc_torchrl.training.run_records import RecordedLearner
+from bmc_torchrl.training.run_records import ChunkedLearner
 
 __all__ = ["EpsilonGreedyLearner", "NextAction"]
 
 
-class EpsilonGreedyLearner(RecordedLearner):
+class EpsilonGreedyLearner(ChunkedLearner):
     """Value-based learning with an ε-greedy policy whose ε adapts, for any number of runs.
 
     One ``training_step`` is a chunk of vector steps; Lightning's ``global_step`` counts chunks.
@@ -37,7 +37,6 @@ class EpsilonGreedyLearner(RecordedLearner):
             ``"before"``, as in the published data of expected SARSA.
         shared_posterior: with several ranks, let every rank's strategy learn from all ranks'
             transitions, in rank order; otherwise each rank keeps its own.
-        log_every_n_chunks: chunks between two looks at the metrics.
         test_every: episodes between two tests.
         compile: compile the learning and the strategy's update, with these options of
             ``torch.compile``.
@@ -54,7 +53,6 @@ class EpsilonGreedyLearner(RecordedLearner):
         episodes: int,
         next_action: Literal["before", "after"] = "after",
         shared_posterior: bool = False,
-        log_every_n_chunks: int = 10,
         test_every: int = 1,
         compile: bool | dict[str, Any] = False,
     ) -> None:
@@ -62,7 +60,6 @@ class EpsilonGreedyLearner(RecordedLearner):
             explore.strategy,
             runs=runs,
             episodes=episodes,
-            log_every_n_chunks=log_every_n_chunks,
             test_every=test_every,
         )
         if next_action not in ("before", "after"):
@@ -93,12 +90,10 @@ class EpsilonGreedyLearner(RecordedLearner):
 
     def training_step(self, chunk: Iterator[TensorDictBase], index: int) -> None:
         """Learn from a chunk of vector steps."""
-        losses: list[Tensor] = []
         with _single_precision():
             for transition in chunk:
                 self.step(transition)
-                losses.append(transition.get("loss"))
-        self.chunk_loss, self.chunk_steps = torch.stack(losses).mean(), len(losses)
+                self.vector_steps += 1
         self.count_chunk()
 
     @torch.no_grad()
@@ -113,7 +108,13 @@ class EpsilonGreedyLearner(RecordedLearner):
             transition.set(("next", "epsilon"), epsilon.to(torch.get_default_dtype()))
         self._learn(transition, log.done)
         logged = ("next", "epsilon") if self.rule.on_policy else "epsilon"
-        due = log.record(transition, transition.get(logged))
+        due = log.record(
+            transition.get(("next", "reward")).squeeze(-1),
+            transition.get(("next", "done")).squeeze(-1),
+            transition.get(logged),
+            transition.get("loss"),
+            self.strategy.diagnostics(),
+        )
         for hook in self.step_hooks:
             hook(due)
 
@@ -142,13 +143,6 @@ class EpsilonGreedyLearner(RecordedLearner):
         """Give this rank its own back."""
         checkpoint["state_dict"] = of_this_rank(checkpoint.pop("ranks", [checkpoint["state_dict"]]))
 
-    def metrics(self) -> dict[str, Tensor]:
-        """What is known so far, as tensors on the device."""
-        return super().metrics() | {
-            "train/loss": self.chunk_loss,
-            "train/return": self.log_of_episodes.train_return.nanmean(),
-        }
-
 
 @contextmanager
 def _single_precision() -> Iterator[None]:
@@ -165,7 +159,7 @@ class NextAction(TensorDictModuleBase):  # type: ignore[misc]
     """A policy whose action was drawn before the last update, except at the start of an episode.
 
     The published expected SARSA draws a′ with the Q and ε of before it learns from the transition
-    that led to s′ (PROTOCOL §3).
+    that led to s′ (docs/protocol.md §3).
     """
 
     def __init__(self, acting: TensorDictSequential, runs: int) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
-from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.run_records import RecordedLearner
 
@@ -45,17 +44,26 @@ class GreedyEvaluation(Callback):
         seed: of the tests' random numbers.
         snapshot: keep a copy of Q at each episode's end. Without it, the tests use Q at the end of
             the chunk, which is the same where all episodes end with the chunk.
+        one_by_one: whether `env` steps its copies one by one; see
+            :func:`~bmc_torchrl.training.greedy_tests.greedy_tests`.
     """
 
     def __init__(
-        self, env: EnvBase, *, gamma: float, max_steps: int, seed: int = 0, snapshot: bool = True
+        self,
+        env: EnvBase,
+        *,
+        gamma: float,
+        max_steps: int,
+        seed: int = 0,
+        snapshot: bool = True,
+        one_by_one: bool = False,
     ) -> None:
         self.env, self.gamma, self.max_steps = env, gamma, max_steps
-        self.seed, self.snapshot = seed, snapshot
+        self.seed, self.snapshot, self.one_by_one = seed, snapshot, one_by_one
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make the copy of Q that tests use."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         self.actor = pl_module.q_actor
         if self.snapshot:
             self.actor = copy.deepcopy(pl_module.q_actor)
@@ -66,7 +74,7 @@ class GreedyEvaluation(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leave the learner as it was."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         if self._keep in pl_module.step_hooks:
             pl_module.step_hooks.remove(self._keep)
 
@@ -78,7 +86,7 @@ class GreedyEvaluation(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Test the runs whose episode ended in this chunk."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         most = int(log.ended.max())
         if most > 1:
@@ -98,6 +106,7 @@ class GreedyEvaluation(Callback):
                 gamma=self.gamma,
                 max_steps=self.max_steps,
                 runs=log.ended > 0,
+                one_by_one=self.one_by_one,
             )
         if steps.ndim > 1:
             steps, returns = steps.mean(-1), returns.mean(-1)
@@ -114,7 +123,7 @@ class StopAfterPerfectTests(Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Look at the last tests of each run."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
+        assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         back = torch.arange(1, self.tests + 1, device=log.done.device)
         index = (log.done.unsqueeze(-1) - back).clamp(min=0)
@@ -211,12 +220,10 @@ class EpisodeProgress(Callback):
         self.task = self.bar.add_task("", total=log.runs * log.episodes, known="")
         self.bar.start()
         self.shown = self.began = time.monotonic()
-        self.steps = 0
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Refresh, at most every half second."""
         assert isinstance(pl_module, RecordedLearner)
-        self.steps += pl_module.chunk_steps * pl_module.log_of_episodes.runs
         now = time.monotonic()
         if now - self.shown >= self.every_seconds:
             self.shown = now
@@ -229,7 +236,7 @@ class EpisodeProgress(Callback):
             f"test steps {float(log.steps.gather(-1, last).nanmean()):.1f}  "
             f"return {float(log.returns.gather(-1, last).nanmean()):.2f}  "
             f"ε {float(learner.strategy.eps.mean()):.4f}  "
-            f"{self.steps / (now - self.began):,.0f} steps/s"
+            f"{learner.vector_steps * log.runs / (now - self.began):,.0f} steps/s"
         )
         done = torch.where(log.stopped, log.episodes, log.done).sum()
         assert self.bar is not None

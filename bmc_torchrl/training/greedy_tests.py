@@ -21,6 +21,7 @@ def greedy_tests(
     max_steps: int,
     check_every: int = 20,
     runs: Tensor | None = None,
+    one_by_one: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Steps and discounted return of one greedy episode in every environment of a batch.
 
@@ -31,8 +32,10 @@ def greedy_tests(
         max_steps: where an episode is cut.
         check_every: steps between two looks at whether all episodes have ended, the only times
             when the host waits for the device.
-        runs: which runs, the first dimension of the batch, are tested. Environments that step one
-            by one (others' ones) leave the rest alone, and stop at their episode's end.
+        runs: which runs, the first dimension of the batch, are tested; the others' results mean
+            nothing.
+        one_by_one: whether `env` steps its copies one by one, where ``"_step"`` says so: those of
+            other runs, and of episodes that have ended, are left alone then.
 
     Returns:
         Steps and return, each float32 ``[*batch]``.
@@ -40,7 +43,6 @@ def greedy_tests(
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         current = env.reset()
         alive = torch.ones(env.batch_size, device=env.device)
-        one_by_one = getattr(env, "steps_one_by_one", False)
         if one_by_one:
             check_every = 1
             if runs is not None:

@@ -7,12 +7,12 @@ from typing import Any
 
 from bmc_torchrl.lockstep.interface import Engine
 from bmc_torchrl.strategies import EpsilonStrategy
-from bmc_torchrl.training.run_records import RecordedLearner
+from bmc_torchrl.training.run_records import ChunkedLearner
 
 __all__ = ["ChunkStream", "LockstepLearner"]
 
 
-class LockstepLearner(RecordedLearner):
+class LockstepLearner(ChunkedLearner):
     """Many runs on a lockstep engine, which learns, tests and stops them by itself.
 
     Args:
@@ -20,7 +20,6 @@ class LockstepLearner(RecordedLearner):
         strategy: the source of ε of all runs.
         runs: number of runs.
         episodes: training episodes of each run.
-        log_every_n_chunks: chunks between two looks at the metrics.
     """
 
     def __init__(
@@ -30,11 +29,8 @@ class LockstepLearner(RecordedLearner):
         *,
         runs: int,
         episodes: int,
-        log_every_n_chunks: int = 10,
     ) -> None:
-        super().__init__(
-            strategy, runs=runs, episodes=episodes, log_every_n_chunks=log_every_n_chunks
-        )
+        super().__init__(strategy, runs=runs, episodes=episodes)
         self.engine = engine
 
     @property
@@ -49,8 +45,8 @@ class LockstepLearner(RecordedLearner):
         log = self.log_of_episodes
         log.done.copy_(self.engine.episodes_done)
         for name in ("steps", "returns", "epsilons"):
-            log.get_buffer(name).copy_(getattr(self.engine, name))
-        self.chunk_steps = chunk_steps
+            getattr(log, name).copy_(getattr(self.engine, name))
+        self.vector_steps += chunk_steps
         self.count_chunk()
 
     def get_extra_state(self) -> dict[str, Any]:

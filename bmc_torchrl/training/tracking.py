@@ -104,7 +104,7 @@ class PosteriorHistory(Callback):
     def __init__(self, path: str | Path, every_n_chunks: int = 1) -> None:
         self.path, self.every_n_chunks = Path(path), every_n_chunks
         self.history: list[list[float]] = []
-        self.figures: list[Path] = []
+        self.figure: Path | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The points so far."""
@@ -130,7 +130,7 @@ class PosteriorHistory(Callback):
         """Draw."""
         if len(self.history) > 1 and trainer.is_global_zero:
             time, alpha, beta = zip(*self.history, strict=True)
-            self.figures = save_figure(posterior_figure(alpha, beta, time=time), self.path)
+            self.figure = save_figure(posterior_figure(alpha, beta, time=time), self.path)
 
 
 class WandbReport(Callback):
@@ -171,9 +171,8 @@ class WandbReport(Callback):
         run, log = logger.experiment, learner.log_of_episodes
         epsilon = learner.strategy.eps.reshape(-1).tolist()
         sent: dict[str, Any] = {"epsilon_over_runs": wandb.Histogram(epsilon)}
-        pictures = [path for path in self.history.figures if path.suffix == ".png"]
-        if pictures:
-            sent["posterior"] = wandb.Image(str(pictures[0]))
+        if self.history.figure is not None:
+            sent["posterior"] = wandb.Image(str(self.history.figure))
         if self.video.exists():
             sent["greedy_episode"] = wandb.Video(str(self.video), format="gif")
         if self.results.exists():

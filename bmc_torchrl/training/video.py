@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import gymnasium
 import lightning as L  # noqa: N812
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 from PIL import Image
-from tensordict import TensorDictBase
-from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
-from bmc_torchrl.envs.factored import unravel_index
-from bmc_torchrl.envs.rendering import draw_grid, draw_supply_chain
-from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.training.run_records import RecordedLearner
 
-__all__ = ["GreedyVideo", "painter"]
-
-
-def painter(env: EnvBase) -> Callable[[TensorDictBase, int], Any] | None:
-    """What draws one environment of a native domain; None for other domains.
-
-    The function takes a tensordict of batch size ``[]`` and the number of steps, and returns an
-    RGB array. Cart-pole is drawn by Gymnasium's own renderer.
-    """
-    if isinstance(env, SubgoalGridEnv):
-
-        def grid(current: TensorDictBase, steps: int) -> Any:
-            row, column, stage = (int(x) for x in unravel_index(current["state"], env.sizes))
-            return draw_grid(env.grid, row, column, stage, steps)
-
-        return grid
-    if isinstance(env, SupplyChainEnv):
-
-        def supply(current: TensorDictBase, steps: int) -> Any:
-            stocks = env.stocks(current["state"]).tolist()
-            return draw_supply_chain(env.network, stocks, steps=steps)
-
-        return supply
-    if isinstance(env, CartPoleEnv):
-        cart = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-        cart.reset()
-
-        def pole(current: TensorDictBase, steps: int) -> Any:
-            cart.unwrapped.state = current["physics"].tolist()
-            return cart.render()
-
-        return pole
-    return None
+__all__ = ["GreedyVideo"]
 
 
 class GreedyVideo(Callback):
@@ -61,19 +22,19 @@ class GreedyVideo(Callback):
 
     Args:
         path: the GIF to write.
-        env: test environments, batch size ``[runs, tests]``.
+        env: test environments, batch size ``[runs, tests]``; nothing is written where its
+            :meth:`~bmc_torchrl.envs.base.BatchedEnv.picture` gives none.
         max_steps: where the episode is cut.
     """
 
-    def __init__(self, path: str | Path, env: EnvBase, max_steps: int) -> None:
+    def __init__(self, path: str | Path, env: BatchedEnv, max_steps: int) -> None:
         self.path, self.env, self.max_steps = Path(path), env, max_steps
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Play and film."""
-        assert isinstance(pl_module, EpsilonGreedyLearner)
-        paint = painter(self.env)
+        assert isinstance(pl_module, RecordedLearner)
         shown = any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
-        if paint is None or not shown or not trainer.is_global_zero:
+        if not shown or not trainer.is_global_zero:
             return
         frames = []
         with (
@@ -83,10 +44,13 @@ class GreedyVideo(Callback):
         ):
             current = self.env.reset()
             for steps in range(self.max_steps):
-                frames.append(Image.fromarray(paint(current[0, 0], steps)))
+                frames.append(self.env.picture(current[0, 0], steps))
                 stepped, current = self.env.step_and_maybe_reset(pl_module.q_actor(current))
                 if bool(stepped["next", "done"][0, 0]):
-                    frames.append(Image.fromarray(paint(stepped["next"][0, 0], steps + 1)))
+                    frames.append(self.env.picture(stepped["next"][0, 0], steps + 1))
                     break
+        images = [Image.fromarray(frame) for frame in frames if frame is not None]
+        if not images:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        frames[0].save(self.path, save_all=True, append_images=frames[1:], duration=120, loop=0)
+        images[0].save(self.path, save_all=True, append_images=images[1:], duration=120, loop=0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -22,20 +23,17 @@ from bmc_torchrl.analysis.plots import (
     save_figure,
     sensitivity_figure,
 )
-from bmc_torchrl.analysis.scoring import EXPERIMENTS, measure, strategy_title
+from bmc_torchrl.analysis.scoring import EXPERIMENTS, measure
 from bmc_torchrl.analysis.summaries import curves, scores, write_results
 from bmc_torchrl.analysis.tables import provenance, tidy
+from bmc_torchrl.analysis.titles import Strategies
 from bmc_torchrl.errors import ResultsError
 from bmc_torchrl.experiments.figures import main
 
 ROOT = Path(__file__).parents[2]
-LABELS = (
-    "bmc",
-    *(f"vdbe_{s}" for s in ("001", "005", "01", "05", "1", "10", "100")),
-    *(f"geom_{s}" for s in ("085", "09", "095", "0975", "099")),
-    *(f"fixed_{s}" for s in ("001", "005", "01", "025", "05")),
-    *(f"power_{s}" for s in ("025", "05", "1", "15")),
-)
+SWEEP = yaml.safe_load((ROOT / "configs/sweep/paper.yaml").read_text())["strategies"]
+NAMED = Strategies.of_entries(SWEEP)
+LABELS = tuple(NAMED)
 
 
 def table(experiment: str = "grid_sarsa", labels=LABELS, runs: int = 5) -> pd.DataFrame:
@@ -104,10 +102,12 @@ def figures() -> dict[str, Figure]:
     content, few = table(), table("supply_dqn", ("bmc", "fixed_01", "vdbe_001"))
     episode = np.arange(1, 40)
     return {
-        "learning": learning_figure("grid_sarsa", curves(content)),
-        "overlay": learning_figure("grid_sarsa", curves(content), published=published(content)),
-        "few": learning_figure("supply_dqn", curves(few)),
-        "profile": profile_figure("grid_sarsa", scores(content)),
+        "learning": learning_figure("grid_sarsa", curves(content), NAMED),
+        "overlay": learning_figure(
+            "grid_sarsa", curves(content), NAMED, published=published(content)
+        ),
+        "few": learning_figure("supply_dqn", curves(few), NAMED),
+        "profile": profile_figure("grid_sarsa", scores(content), NAMED),
         "sensitivity": sensitivity_figure("grid_sarsa", sensitivity()),
         "posterior": posterior_figure(1 + episode / 9, 1.01 + episode),
     }
@@ -140,9 +140,11 @@ def test_the_six_panels_show_every_strategy(drawn) -> None:
     panels = drawn["learning"].axes
     assert len(panels) == 6
     shown = [{line.get_label() for line in axes.lines} for axes in panels]
-    for members, prefix in zip(shown[:4], ("fixed", "geom", "power", "vdbe"), strict=True):
-        expected = {strategy_title(s, with_family=False) for s in LABELS if s.startswith(prefix)}
+    for members, family in zip(shown[:4], ("constant", "geometric", "power", "vdbe"), strict=True):
+        expected = {s.short_title for s in NAMED.values() if s.family == family}
         assert members == expected | {"ε-BMC", "optimum"}
+    sigmas = [line.get_label() for line in panels[3].lines if "σ" in line.get_label()]
+    assert sigmas == [f"σ = {value}" for value in ("0.01", "0.05", "0.1", "0.5", "1", "10", "100")]
     assert len(shown[4]) == 6
     assert len(shown[5]) == 5
     assert panels[5].get_ylabel() == "ε"
@@ -172,19 +174,20 @@ def test_a_family_that_was_not_run_is_said_to_be_missing(drawn) -> None:
 
 def test_the_best_of_a_family_follows_the_measure() -> None:
     auc = pd.Series({"bmc": 1.0, "geom_09": 5.0, "geom_095": 3.0, "mine": 4.0})
-    assert best_of_families(auc, measure("grid_dqn")) == ["geom_095", "mine"]
-    assert best_of_families(auc, measure("cart_dqn")) == ["geom_09", "mine"]
+    assert best_of_families(auc, measure("grid_dqn"), NAMED) == ["geom_095", "mine"]
+    assert best_of_families(auc, measure("cart_dqn"), NAMED) == ["geom_09", "mine"]
 
 
 def test_a_strategy_of_a_new_family_is_drawn_without_new_code() -> None:
     content = curves(table("cart_sarsa", (*LABELS, "mine_fast")))
-    panel = learning_figure("cart_sarsa", content).axes[4]
+    panel = learning_figure("cart_sarsa", content, NAMED).axes[4]
     assert "mine_fast" in {line.get_label() for line in panel.lines}
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_titled(experiment: str) -> None:
-    figure = learning_figure(experiment, curves(table(experiment, ("bmc", "geom_09"), runs=1)))
+    content = curves(table(experiment, ("bmc", "geom_09"), runs=1))
+    figure = learning_figure(experiment, content, NAMED)
     assert measure(experiment).domain in figure.get_suptitle()
     assert figure.axes[0].get_ylabel() == measure(experiment).label
 
@@ -217,19 +220,19 @@ def test_unusable_tables_are_clear_errors() -> None:
 
 @pytest.mark.parametrize("name", ["profile", "sensitivity", "posterior"])
 def test_saved_figures_are_not_empty(drawn, tmp_path: Path, name: str) -> None:
-    files = save_figure(drawn[name], tmp_path / name)
-    assert [path.suffix for path in files] == [".png", ".pdf"]
-    pixels = imread(files[0])[..., :3]
+    path = save_figure(drawn[name], tmp_path / name)
+    assert path == tmp_path / f"{name}.png"
+    pixels = imread(path)[..., :3]
     assert pixels.shape[1] > 1000
     assert 0.01 < (pixels.min(axis=-1) < 0.9).mean() < 0.6
 
 
-def test_the_same_figure_gives_the_same_files(tmp_path: Path) -> None:
+def test_the_same_figure_gives_the_same_file(tmp_path: Path) -> None:
     one, two = (
         save_figure(posterior_figure([1.0, 2.0], [1.0, 9.0]), tmp_path / name)
         for name in ("one", "two")
     )
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    assert one.read_bytes() == two.read_bytes()
 
 
 @pytest.mark.slow
@@ -245,9 +248,7 @@ def test_the_script_draws_everything_it_finds(
     monkeypatch.setattr(sys, "argv", arguments)
     assert main() == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        f"grid_sarsa{part}.{suffix}"
-        for part in ("", "_profiles", "_sensitivity", "_posterior")
-        for suffix in ("png", "pdf")
+        f"grid_sarsa{part}.png" for part in ("", "_profiles", "_sensitivity", "_posterior")
     }
     capsys.readouterr()
     (folder / "curves.csv").write_text("strategy,epi")

@@ -1,26 +1,14 @@
-"""Tables are written whole or not at all, resumed from parts, and summarised as defined."""
+"""Tables are written whole or not at all, and summarised as defined."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
-from hydra.utils import instantiate
 
-from bmc_torchrl.analysis.scoring import (
-    EXPERIMENTS,
-    MEASURES,
-    family,
-    measure,
-    parameter,
-    strategy_title,
-)
+from bmc_torchrl.analysis.scoring import EXPERIMENTS, MEASURES, measure
 from bmc_torchrl.analysis.summaries import (
     METRICS,
     curves,
@@ -40,9 +28,15 @@ from bmc_torchrl.analysis.tables import (
     write_atomically,
 )
 from bmc_torchrl.errors import ResultsError
-from bmc_torchrl.experiments.sweep_cells import TableParts
 
 METADATA = provenance({"gamma": 0.99}, seed=3, command="python scripts/reproduce.py")
+VDBE = {"label": "vdbe_005", "family": "vdbe", "parameters": {"sigma": 0.05}}
+
+
+def swept(seconds: float) -> dict:
+    """The metadata of a sweep that took so long."""
+    cell = {"strategy": "bmc", "first_run": 0, "last_run": 3, "episodes": 120, "seconds": seconds}
+    return {**METADATA, "cells": [cell], "strategies": [VDBE]}
 
 
 def table(strategies=("bmc", "fixed_01"), runs=4, episodes=120, first_run=0, name="grid_sarsa"):
@@ -143,113 +137,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_parts_merge_to_the_table_whatever_their_order(tmp_path: Path) -> None:
-    pieces = [table(first_run=0), table(first_run=4), table(("vdbe_1",), runs=8)]
-    merged = []
-    for order in ([0, 1, 2], [2, 1, 0]):
-        parts = TableParts(tmp_path / f"{order[0]}.parts")
-        for i in order:
-            parts.add(pieces[i], METADATA, seconds=1.0)
-        merged.append(parts.merge(tmp_path / f"{order[0]}.parquet"))
-    pd.testing.assert_frame_equal(*merged)
-    assert len(merged[0]) == 3 * 8 * 120
-    assert load_metadata(tmp_path / "0.parquet")["config"] == {"gamma": 0.99}
-
-
-def test_parts_know_what_is_missing_and_how_long_each_cell_took(tmp_path: Path) -> None:
-    parts = TableParts(tmp_path / "table.parts")
-    assert parts.missing(["bmc"], range(2)) == {"bmc": [0, 1]}
-    parts.add(table(), METADATA, seconds=8.0)
-    assert parts.missing(["bmc", "fixed_01", "vdbe_1"], range(5)) == {
-        "bmc": [4],
-        "fixed_01": [4],
-        "vdbe_1": [0, 1, 2, 3, 4],
-    }
-    assert parts.missing(["bmc"], range(4)) == {}
-    assert parts.cells()["seconds"].tolist() == [4.0, 4.0]
-    assert parts.cells()["last_run"].tolist() == [3, 3]
-
-
-def test_parts_refuse_finished_runs_other_configs_and_gaps(tmp_path: Path) -> None:
-    parts = TableParts(tmp_path / "table.parts")
-    parts.add(table(), METADATA, seconds=1.0)
-    with pytest.raises(ResultsError, match="already in"):
-        parts.add(table(("bmc",), first_run=3), METADATA, seconds=1.0)
-    with pytest.raises(ResultsError, match="another config"):
-        parts.add(table(first_run=4), {**METADATA, "config": {"gamma": 1}}, seconds=1.0)
-    gap = table(("geom_09",)).query("run != 1")
-    with pytest.raises(ResultsError, match="not a range"):
-        parts.add(gap, METADATA, seconds=1.0)
-    assert len(list(parts.folder.iterdir())) == 1
-
-
-def test_a_corrupt_part_stops_the_merge_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    parts = TableParts(tmp_path / "table.parts")
-    parts.add(table(), METADATA, seconds=1.0)
-    target = tmp_path / "table.parquet"
-    parts.merge(target)
-    before = target.read_bytes()
-    broken = parts.add(table(first_run=4), METADATA, seconds=1.0)
-    corrupt(broken, "truncated")
-    with pytest.raises(ResultsError, match=broken.name):
-        parts.merge(target)
-    assert target.read_bytes() == before
-
-
-def test_a_merge_does_not_replace_a_corrupt_or_a_larger_table(tmp_path: Path) -> None:
-    target = save(table(runs=9), tmp_path / "table.parquet", METADATA)
-    parts = TableParts(tmp_path / "table.parts")
-    parts.add(table(), METADATA, seconds=1.0)
-    before = target.read_bytes()
-    with pytest.raises(ResultsError, match="10 runs that are not among the parts"):
-        parts.merge(target)
-    assert target.read_bytes() == before
-    content = corrupt(target, "truncated")
-    with pytest.raises(ResultsError, match="not a readable"):
-        parts.merge(target)
-    assert target.read_bytes() == content
-
-
-def test_nothing_to_merge_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="no finished cell"):
-        TableParts(tmp_path / "table.parts").merge(tmp_path / "table.parquet")
-
-
-def sweep(parts: TableParts, target: Path) -> None:
-    """A sweep that computes what is missing, one run after the other, and merges it."""
-    for strategy, runs in parts.missing(["bmc", "fixed_01", "vdbe_1"], range(6)).items():
-        for run in runs:
-            steps = np.random.default_rng(run).random((1, 1, 500))
-            cell = tidy("grid_sarsa", [strategy], steps, steps, steps, first_run=run)
-            parts.add(cell, METADATA, seconds=0.0)
-    parts.merge(target)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_sweep_killed_at_work_resumes_to_the_same_table(tmp_path: Path) -> None:
-    parts, target = TableParts(tmp_path / "table.parts"), tmp_path / "killed.parquet"
-    child = os.fork()
-    if child == 0:
-        try:
-            sweep(parts, target)
-        finally:
-            os._exit(0)
-    deadline = time.monotonic() + 60
-    while len(list(parts.folder.glob("*.parquet"))) < 5 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert not target.exists()
-    left = sum(
-        len(runs) for runs in parts.missing(["bmc", "fixed_01", "vdbe_1"], range(6)).values()
-    )
-    assert 0 < left <= 13
-
-    sweep(parts, target)
-    sweep(TableParts(tmp_path / "whole.parts"), tmp_path / "whole.parquet")
-    pd.testing.assert_frame_equal(load(target), load(tmp_path / "whole.parquet"))
-
-
 def test_curves_are_means_and_standard_errors_over_runs() -> None:
     steps = np.array([[[10.0, 1.0], [14.0, 1.0]]])
     found = curves(tidy("cart_dqn", ["bmc"], steps, -steps, steps / 100)).iloc[0]
@@ -283,8 +170,7 @@ def test_summary_has_the_standard_error_of_run_means_not_of_episodes() -> None:
 
 def test_written_results_are_read_back(tmp_path: Path) -> None:
     original, folder = table(), tmp_path / "grid_sarsa"
-    cells = pd.DataFrame({"strategy": ["bmc"], "seconds": [90.0]})
-    write_results(original, folder, METADATA, timings=cells)
+    write_results(original, folder, swept(90.0))
     found = read_results(folder)
     assert found.experiment == "grid_sarsa"
     pd.testing.assert_frame_equal(found.summary, summary(original), check_dtype=False, rtol=1e-6)
@@ -292,6 +178,9 @@ def test_written_results_are_read_back(tmp_path: Path) -> None:
     assert found.scores is not None
     assert set(METRICS) <= set(found.scores)
     assert found.timings is not None
+    assert found.timings["seconds"].tolist() == [90.0]
+    assert found.strategies["vdbe_005"].title == "VDBE, σ = 0.05"
+    assert found.strategies["fixed_01"].title == "fixed_01"
     assert '"seed": 3' in (folder / "provenance.json").read_text()
 
 
@@ -322,8 +211,7 @@ def test_missing_results_are_a_clear_error(tmp_path: Path) -> None:
 def test_the_readme_table_puts_our_rank_beside_the_published_one(tmp_path: Path) -> None:
     steps = np.repeat([[[30.0]], [[25.0]], [[40.0]]], 5, axis=1) + np.arange(5)[:, None] / 10
     content = tidy("grid_sarsa", ["bmc", "vdbe_005", "fixed_01"], steps, -steps, steps / 100)
-    cells = pd.DataFrame({"strategy": ["bmc"], "seconds": [600.0]})
-    write_results(content, tmp_path / "grid_sarsa", METADATA, timings=cells)
+    write_results(content, tmp_path / "grid_sarsa", swept(600.0))
     last = readme_table([read_results(tmp_path / "grid_sarsa")]).splitlines()[-1]
     assert last == (
         "| grid-world, expected SARSA | 5 | 30.20 ± 0.07 | 30.20 ± 0.07 | 2 (2–2) of 3 | 3 of 22 "
@@ -344,25 +232,3 @@ def test_the_supply_chains_optimum_is_that_of_dynamic_programming() -> None:
 
     values = optimal_supply_chain_values(horizon=200).values
     assert MEASURES["supply"].optimum == pytest.approx(float(values[0, 10 * 51]), abs=0.005)
-
-
-def _first_epsilon(entry) -> float:
-    return entry["parameters"].get("value", 0.5)
-
-
-def test_the_sweep_is_the_papers_twenty_two_strategies() -> None:
-    path = Path(__file__).parents[2] / "configs/sweep/paper.yaml"
-    sweep = yaml.safe_load(path.read_text())["strategies"]
-    assert len({entry["label"] for entry in sweep}) == 22
-    for entry in sweep:
-        given = entry["parameters"]
-        value = [given[key] for key in ("value", "rate", "power", "sigma") if key in given]
-        assert parameter(entry["label"]) == (value[0] if value else None)
-        own = {"bmc": {"alpha0": 1.0, "beta0": 1.01}, "vdbe": {"num_states": 150, "delta": 0.25}}
-        strategy = instantiate(given, **own.get(entry["family"], {}))
-        assert float(strategy.eps.max()) == pytest.approx(_first_epsilon(entry), abs=0.003)
-
-
-def test_a_label_of_an_unknown_family_is_printed_as_it_is() -> None:
-    assert strategy_title("mine_fast") == "mine_fast"
-    assert family("mine_fast") == "mine"

@@ -10,11 +10,10 @@ import torch
 from bmc_torchrl.envs import (
     CartPole,
     CartPoleEnv,
-    cart_pole_bin_centers,
     cart_pole_bins,
     cart_pole_step,
-    unravel_index,
 )
+from bmc_torchrl.envs.factored import unravel_index
 
 STEPS = 100_000
 BOUNDS = (4.8, 0.5, math.radians(24), math.radians(50))
@@ -111,13 +110,6 @@ def test_bins_agree_with_plain_python_on_random_states():
     for row, got in zip(physics.reshape(-1, 4).tolist(), index.flatten().tolist(), strict=True):
         digits = [bin_by_hand(*entry) for entry in zip(row, BOUNDS, BINS, strict=True)]
         assert got == ((digits[0] * 3 + digits[1]) * 6 + digits[2]) * 3 + digits[3]
-
-
-def test_every_cell_holds_its_centre():
-    state = torch.arange(162)
-    assert torch.equal(cart_pole_bins(cart_pole_bin_centers(state)), state)
-    env = CartPoleEnv()
-    assert torch.equal(env.decode(env.encode(state)), state)
 
 
 def test_episodes_start_uniformly_within_the_bound():

@@ -10,14 +10,12 @@ import torch
 from bmc_torchrl.envs import (
     SupplyChainEnv,
     SupplyNetwork,
-    active_features,
-    index_from_encoding,
     optimal_supply_chain_values,
-    poisson_cdf,
-    poisson_demand,
-    supply_chain_action,
     supply_chain_step,
 )
+from bmc_torchrl.envs.factored import active_features
+from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
+from bmc_torchrl.envs.supply_chain import supply_chain_action
 
 TWO = SupplyNetwork(
     price=0.7,
@@ -127,11 +125,10 @@ def test_joint_actions_of_two_warehouses_count_production_fastest():
     assert list(zip(first.tolist(), second.tolist(), produce.tolist(), strict=True)) == expected
 
 
-def test_encodings_of_both_stocks_can_be_undone():
+def test_both_stocks_can_be_told_from_the_state():
     state = torch.arange(2601)
     env = SupplyChainEnv()
     assert torch.equal(env.state(env.stocks(state)), state)
-    assert torch.equal(index_from_encoding(env.encode(state), env.sizes), state)
     assert active_features(torch.tensor(10 * 51 + 3), env.sizes).tolist() == [10, 51 + 3]
 
 

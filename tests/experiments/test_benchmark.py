@@ -34,8 +34,8 @@ def test_a_speed_is_met_from_above_and_a_cost_from_below(ours, goal, met):
 @pytest.mark.slow
 def test_the_bare_loops_do_the_work_of_the_engine():
     from bmc_torchrl.benchmarks import tabular
-    from bmc_torchrl.benchmarks.engines import engine
     from bmc_torchrl.benchmarks.peers import numba_loops as bare
+    from bmc_torchrl.benchmarks.workloads import engine
 
     runs, steps = 200, 2000
     tables = np.zeros((runs, bare.CART_STATES, 2), np.float32)

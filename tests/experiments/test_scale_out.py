@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -17,9 +15,9 @@ from hydra import compose, initialize_config_dir
 from jobs import ROOT
 from omegaconf import OmegaConf
 
-from bmc_torchrl.analysis.tables import load, provenance, tidy
+from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.experiments import reproduce
-from bmc_torchrl.experiments.sweep import parts_of, plan, publish
+from bmc_torchrl.experiments.sweep import plan, publish
 
 LABELS = ["bmc", "vdbe_005"]
 TINY = [
@@ -39,8 +37,8 @@ def in_this_process(folder: Path) -> None:
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("reproduce", overrides=[*TINY, *outputs(folder)])
     settings = OmegaConf.to_container(cfg, resolve=True)
-    for batch in plan(cfg.output, ["grid_sarsa"], LABELS, cfg.runs, cfg.batch):
-        reproduce.compute(settings, batch)
+    for cell in plan(cfg.output, ["grid_sarsa"], LABELS, cfg.runs, cfg.batch):
+        reproduce.compute(settings, cell)
     publish(cfg.output, "grid_sarsa", f"{cfg.results}/grid_sarsa")
 
 
@@ -55,40 +53,9 @@ def test_jobs_that_share_an_experiment_give_the_tables_of_one_process(tmp_path: 
     tables = [load(folder / "out/grid_sarsa/table.parquet") for folder in (alone, jobs)]
     pd.testing.assert_frame_equal(*tables, check_exact=True)
     assert set(tables[0]["strategy"]) == set(LABELS)
-    for name in ("curves", "summary", "scores", "statistics"):
+    for name in ("curves", "summary", "scores", "statistics", "strategies"):
         written = [folder / f"results/grid_sarsa/{name}.csv" for folder in (alone, jobs)]
         assert written[0].read_bytes() == written[1].read_bytes()
-
-
-def finish(output: Path, label: str) -> None:
-    cell = tidy("grid_sarsa", [label], *([[[1.0, 2.0]] * 2],) * 3)
-    parts_of(output, "grid_sarsa").add(cell, provenance({}, 0, command=""), 1.0)
-
-
-def test_the_last_of_concurrent_jobs_publishes_what_all_have_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed, published = threading.Event(), threading.Event()
-
-    def slow_load(path: Path) -> pd.DataFrame:
-        if threading.current_thread() is slow and not listed.is_set():
-            listed.set()
-            published.wait(1.0)
-        return load(path)
-
-    monkeypatch.setattr("bmc_torchrl.experiments.sweep_cells.load", slow_load)
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(threading.current_thread).result()
-        finish(tmp_path, "bmc")
-        first = pool.submit(publish, tmp_path, "grid_sarsa", tmp_path / "results")
-        assert listed.wait(30)
-        finish(tmp_path, "fixed_01")
-        publish(tmp_path, "grid_sarsa", tmp_path / "results")
-        published.set()
-        first.result()
-    table = load(tmp_path / "grid_sarsa/table.parquet")
-    assert set(table["strategy"]) == {"bmc", "fixed_01"}
-    assert len(pd.read_csv(tmp_path / "results/summary.csv")) == 2
 
 
 def descendants(pid: int) -> set[int]:

@@ -4,17 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from bmc_torchrl.analysis.tables import load, load_metadata, provenance, tidy
-from bmc_torchrl.experiments.sweep import Batch, parts_of, plan
-from bmc_torchrl.experiments.sweep_cells import TableParts
+from bmc_torchrl.analysis.tables import load, load_metadata, provenance, save, tidy
+from bmc_torchrl.errors import ResultsError
+from bmc_torchrl.experiments.sweep import Cell, finished_cells, keep, plan, publish
 
 ROOT = Path(__file__).parents[2]
+METADATA = provenance({"gamma": 0.99}, seed=3, command="")
 TINY = [
     "experiments=[grid_sarsa,cart_sarsa]",
     "strategies=[bmc,vdbe_005,fixed_01]",
@@ -26,87 +30,191 @@ TINY = [
 ]
 
 
-def command(folder: Path, *more: str) -> list[str]:
+def started(folder: Path) -> subprocess.Popen:
     outputs = [f"output={folder}/out", f"results={folder}/results"]
-    return [sys.executable, "scripts/reproduce.py", *TINY, *outputs, *more]
-
-
-def run(folder: Path, *more: str) -> None:
+    command = [sys.executable, "scripts/reproduce.py", *TINY, *outputs]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    subprocess.run(command(folder, *more), cwd=ROOT, check=True, env=environment)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
 
 
-def cell(label: str, first: int, runs: int) -> pd.DataFrame:
-    values = [[[1.0, 2.0]] * runs]
-    return tidy("grid_sarsa", [label], values, values, values, first_run=first)
+def results(label: str, first: int, runs: int, episodes: int = 2) -> pd.DataFrame:
+    values = [np.random.default_rng(run).random(episodes) for run in range(first, first + runs)]
+    return tidy("grid_sarsa", [label], [values], [values], [values], first_run=first)
+
+
+def finish(output: Path, label: str, first: int, runs: int, *, metadata=METADATA, **more) -> Path:
+    cell = Cell("grid_sarsa", label, first, runs)
+    entry = {"label": label, "family": label, "parameters": more}
+    table = results(label, first, runs)
+    return keep(output, cell, table, metadata, strategy=entry, seconds=float(runs))
+
+
+def left(output: Path, labels: list[str], runs: int, size: int) -> list[tuple[str, int, int]]:
+    cells = plan(output, ["grid_sarsa"], labels, runs, {"grid_sarsa": size})
+    return [(cell.label, cell.first_run, cell.runs) for cell in cells]
 
 
 def test_a_plan_cuts_runs_at_multiples_of_the_batch_size(tmp_path):
-    batches = list(plan(tmp_path, ["grid_sarsa"], ["bmc"], 250, {"grid_sarsa": 100}))
-    assert batches == [
-        Batch("grid_sarsa", "bmc", 0, 100),
-        Batch("grid_sarsa", "bmc", 100, 100),
-        Batch("grid_sarsa", "bmc", 200, 50),
+    assert left(tmp_path, ["bmc"], 250, 100) == [
+        ("bmc", 0, 100),
+        ("bmc", 100, 100),
+        ("bmc", 200, 50),
     ]
 
 
 def test_a_plan_leaves_out_what_is_finished(tmp_path):
-    parts_of(tmp_path, "grid_sarsa").add(cell("bmc", 0, 2), provenance({}, 0), 1.0)
-    batches = list(plan(tmp_path, ["grid_sarsa"], ["bmc", "fixed_01"], 4, {"grid_sarsa": 2}))
-    assert [(b.label, b.first_run) for b in batches] == [
-        ("bmc", 2),
-        ("fixed_01", 0),
-        ("fixed_01", 2),
-    ]
+    finish(tmp_path, "bmc", 0, 2)
+    expected = [("bmc", 2, 2), ("fixed_01", 0, 2), ("fixed_01", 2, 2)]
+    assert left(tmp_path, ["bmc", "fixed_01"], 4, 2) == expected
+    assert left(tmp_path, ["bmc"], 2, 2) == []
 
 
 def test_more_runs_than_before_are_the_rest_of_a_batch(tmp_path):
-    parts = parts_of(tmp_path, "grid_sarsa")
     for label, first, runs in (("bmc", 0, 3), ("bmc", 5, 1), ("fixed_01", 0, 3)):
-        parts.add(cell(label, first, runs), provenance({}, 0), 1.0)
-    batches = plan(tmp_path, ["grid_sarsa"], ["bmc", "fixed_01"], 8, {"grid_sarsa": 8}, stack=2)
-    assert [(b.label, b.first_run, b.runs) for b in batches] == [
-        ("bmc", 3, 2),
-        ("bmc", 6, 2),
-        ("fixed_01", 3, 5),
+        finish(tmp_path, label, first, runs)
+    expected = [("bmc", 3, 2), ("bmc", 6, 2), ("fixed_01", 3, 5)]
+    assert left(tmp_path, ["bmc", "fixed_01"], 8, 8) == expected
+
+
+def test_a_cells_file_says_what_it_is_and_how_it_was_made(tmp_path):
+    path = finish(tmp_path, "bmc", 2, 3, alpha0=1.0)
+    assert path == tmp_path / "grid_sarsa/cells/bmc.0002-0004.parquet"
+    (made,) = finished_cells(tmp_path, "grid_sarsa").values()
+    assert (made["config"], made["seed"]) == ({"gamma": 0.99}, 3)
+    assert made["cells"] == [
+        {"strategy": "bmc", "first_run": 2, "last_run": 4, "episodes": 2, "seconds": 3.0}
     ]
+    assert made["strategies"] == [{"label": "bmc", "family": "bmc", "parameters": {"alpha0": 1.0}}]
 
 
-def test_strategies_are_stacked_whatever_is_finished(tmp_path):
-    labels = ["bmc", "vdbe_005", "fixed_01"]
-    parts_of(tmp_path, "grid_sarsa").add(cell("vdbe_005", 0, 2), provenance({}, 0), 1.0)
-    batches = plan(tmp_path, ["grid_sarsa"], labels, 4, {"grid_sarsa": 2}, stack=2)
-    assert [(b.labels, b.first_run) for b in batches] == [
-        (["bmc"], 0),
-        (["bmc", "vdbe_005"], 2),
-        (["fixed_01"], 0),
-        (["fixed_01"], 2),
-    ]
+def test_finished_runs_other_configs_and_other_strategies_of_a_name_are_refused(tmp_path):
+    finish(tmp_path, "bmc", 0, 4)
+    with pytest.raises(ResultsError, match="already in"):
+        finish(tmp_path, "bmc", 3, 2)
+    with pytest.raises(ResultsError, match="another config"):
+        finish(tmp_path, "fixed_01", 0, 4, metadata={**METADATA, "config": {"gamma": 1}})
+    with pytest.raises(ResultsError, match="another config"):
+        finish(tmp_path, "bmc", 4, 4, alpha0=2.0)
+    assert len(finished_cells(tmp_path, "grid_sarsa")) == 1
 
 
-@pytest.mark.slow
-def test_stacked_strategies_keep_their_own_rows(tmp_path):
-    run(tmp_path, "stack=3", "experiments=[grid_sarsa]")
-    table = load(tmp_path / "out" / "grid_sarsa" / "table.parquet")
-    epsilon = table.groupby("strategy")["epsilon"]
-    assert set(epsilon.count()) == {4 * 3}
-    assert epsilon.min()["fixed_01"] == epsilon.max()["fixed_01"] == pytest.approx(0.1)
-    assert 0.4 < epsilon.min()["bmc"] < epsilon.max()["bmc"] < 0.498
-    assert epsilon.max()["vdbe_005"] > 0.5
+def test_cells_are_joined_whatever_their_order(tmp_path):
+    cells, joined = [("bmc", 0, 4), ("bmc", 4, 4), ("vdbe_1", 0, 8)], []
+    for name, order in (("one", cells), ("two", cells[::-1])):
+        for cell in order:
+            finish(tmp_path / name, *cell)
+        publish(tmp_path / name, "grid_sarsa", tmp_path / name / "results")
+        path = tmp_path / name / "grid_sarsa/table.parquet"
+        joined.append((load(path), load_metadata(path)))
+    pd.testing.assert_frame_equal(joined[0][0], joined[1][0])
+    assert joined[0][1] == joined[1][1]
+    assert len(joined[0][0]) == 16 * 2
+    assert joined[0][1]["config"] == {"gamma": 0.99}
+    timings = pd.read_csv(tmp_path / "one/results/timings.csv")
+    assert timings.columns.tolist() == ["strategy", "first_run", "last_run", "episodes", "seconds"]
+    assert timings["seconds"].tolist() == [4.0, 4.0, 8.0]
+    named = pd.read_csv(tmp_path / "one/results/strategies.csv")
+    assert named["strategy"].tolist() == ["bmc", "vdbe_1"]
+
+
+def test_nothing_to_publish_is_a_clear_error(tmp_path):
+    with pytest.raises(ResultsError, match="no finished cell"):
+        publish(tmp_path, "grid_sarsa", tmp_path / "results")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corrupt_cell_is_named_and_nothing_is_overwritten(tmp_path):
+    finish(tmp_path, "bmc", 0, 4)
+    publish(tmp_path, "grid_sarsa", tmp_path / "results")
+    target = tmp_path / "grid_sarsa/table.parquet"
+    before = target.read_bytes()
+    broken = finish(tmp_path, "bmc", 4, 4)
+    broken.write_bytes(broken.read_bytes()[:200])
+    for read in (
+        lambda: publish(tmp_path, "grid_sarsa", tmp_path / "results"),
+        lambda: left(tmp_path, ["bmc"], 8, 4),
+    ):
+        with pytest.raises(ResultsError, match=broken.name):
+            read()
+    assert target.read_bytes() == before
+
+
+def test_a_corrupt_or_a_larger_table_is_not_replaced(tmp_path):
+    finish(tmp_path, "bmc", 0, 4)
+    target = save(results("bmc", 0, 9), tmp_path / "grid_sarsa/table.parquet", METADATA)
+    for content, message in (
+        (target.read_bytes(), "5 runs that are not among the cells"),
+        (target.read_bytes()[:200], "not a readable"),
+    ):
+        target.write_bytes(content)
+        with pytest.raises(ResultsError, match=message):
+            publish(tmp_path, "grid_sarsa", tmp_path / "results")
+        assert target.read_bytes() == content
+
+
+def test_the_last_of_concurrent_jobs_publishes_what_all_have_finished(tmp_path, monkeypatch):
+    listed, published = threading.Event(), threading.Event()
+
+    def slow_load(path: Path) -> pd.DataFrame:
+        if threading.current_thread() is slow and not listed.is_set():
+            listed.set()
+            published.wait(1.0)
+        return load(path)
+
+    monkeypatch.setattr("bmc_torchrl.experiments.sweep.load", slow_load)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(threading.current_thread).result()
+        finish(tmp_path, "bmc", 0, 2)
+        first = pool.submit(publish, tmp_path, "grid_sarsa", tmp_path / "results")
+        assert listed.wait(30)
+        finish(tmp_path, "fixed_01", 0, 2)
+        publish(tmp_path, "grid_sarsa", tmp_path / "results")
+        published.set()
+        first.result()
+    table = load(tmp_path / "grid_sarsa/table.parquet")
+    assert set(table["strategy"]) == {"bmc", "fixed_01"}
+    assert len(pd.read_csv(tmp_path / "results/summary.csv")) == 2
+
+
+def sweep(output: Path) -> None:
+    """Computes what is missing, one run after the other, and publishes it."""
+    for cell in plan(output, ["grid_sarsa"], ["bmc", "fixed_01", "vdbe_1"], 6, {"grid_sarsa": 1}):
+        finish(output, cell.label, cell.first_run, cell.runs)
+    publish(output, "grid_sarsa", output / "results")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_sweep_killed_at_work_resumes_to_the_same_table(tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    child = os.fork()
+    if child == 0:
+        try:
+            sweep(killed)
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + 60
+    while len(list(killed.rglob("*.parquet"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not (killed / "grid_sarsa/table.parquet").exists()
+    assert 0 < len(left(killed, ["bmc", "fixed_01", "vdbe_1"], 6, 1)) <= 13
+    for output in (killed, whole):
+        sweep(output)
+    tables = [load(output / "grid_sarsa/table.parquet") for output in (killed, whole)]
+    pd.testing.assert_frame_equal(*tables)
 
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_gives_the_table_of_an_uninterrupted_one(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run(whole)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    process = subprocess.Popen(command(broken), cwd=ROOT, env=environment, start_new_session=True)
-    parts = TableParts(broken / "out" / "grid_sarsa" / "table.parts")
-    while process.poll() is None and len(parts.cells()) < 2:
+    assert started(whole).wait() == 0
+    process = started(broken)
+    while process.poll() is None and len(finished_cells(broken / "out", "grid_sarsa")) < 2:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    run(broken)
+    assert started(broken).wait() == 0
     for experiment in ("grid_sarsa", "cart_sarsa"):
         paths = [folder / "out" / experiment / "table.parquet" for folder in (whole, broken)]
         pd.testing.assert_frame_equal(*(load(path) for path in paths))
@@ -115,4 +223,5 @@ def test_an_interrupted_sweep_gives_the_table_of_an_uninterrupted_one(tmp_path):
         assert table.groupby(["strategy", "run"]).size().eq(3).all()
         assert load_metadata(paths[0])["config"]["episodes"] == 3
         small = {path.name for path in (whole / "results" / experiment).iterdir()}
-        assert {"curves.csv", "summary.csv", "timings.csv", "provenance.json"} <= small
+        expected = ("curves", "summary", "timings", "strategies", "scores", "statistics")
+        assert small == {"provenance.json", *(f"{name}.csv" for name in expected)}

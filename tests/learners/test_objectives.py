@@ -18,7 +18,6 @@ def transitions(*batch: int, states: int = 6, actions: int = 3) -> TensorDict:
     ended = torch.rand(*batch, 1) < 0.3
     following = {
         "state": torch.randint(states, batch),
-        "action": torch.randint(actions, batch),
         "reward": torch.randn(*batch, 1),
         "done": ended | (torch.rand(*batch, 1) < 0.2),
         "terminated": ended,

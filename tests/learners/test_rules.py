@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from probes import LOOP_HALF_GREEDY, LOOP_OPTIMAL, ProbeEnv, exit_step, loop_step
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torchrl.data import Categorical, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import Categorical
 from torchrl.envs import EnvBase
-from torchrl.modules import DistributionalQValueActor
-from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate, SoftUpdate
 
-from bmc_torchrl import AdaptiveEGreedyModule, ConstantEpsilon, OneStepReturns, VDBEEpsilon
-from bmc_torchrl.learners.builders import dqn
-from bmc_torchrl.learners.objectives import ExpectedSarsaLoss
+from bmc_torchrl import AdaptiveEGreedyModule, ConstantEpsilon, OneStepReturns
 from bmc_torchrl.learners.values import QTable, q_actor
 from bmc_torchrl.training import (
     EpsilonGreedyLearner,
-    LossRule,
     PublishedDQN,
     TabularSarsa,
     TransitionStream,
@@ -52,14 +45,6 @@ def learned(rule, actor, env: EnvBase, steps: int, *, epsilon: float = 1.0, stra
 def table_and_actor(runs=()) -> tuple[QTable, nn.Module]:
     table = QTable(2, 2, runs=runs)
     return table, q_actor(table, 2)
-
-
-def flat_buffer() -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(storage=LazyTensorStorage(500), batch_size=16)
-
-
-def adam(rate: float):
-    return functools.partial(torch.optim.Adam, lr=rate)
 
 
 def assert_values(found: Tensor, expected: Tensor, within: float) -> None:
@@ -105,59 +90,6 @@ def test_the_published_dqn_stops_at_the_end_of_an_episode() -> None:
     assert_values(table.weight.detach()[:, 0], torch.tensor([0.0, 1.0]), 0.01)
 
 
-@pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("updater", [functools.partial(SoftUpdate, tau=0.2), HardUpdate])
-def test_dqn_with_a_target_network_learns_the_optimal_values(double: bool, updater) -> None:
-    if updater is HardUpdate:
-        updater = functools.partial(HardUpdate, value_network_update_interval=5)
-    table, actor = table_and_actor()
-    loss = DQNLoss(actor, action_space="categorical", delay_value=True, double_dqn=double)
-    loss.make_value_estimator(gamma=GAMMA)
-    rule = LossRule(loss, adam(0.03), flat_buffer(), q_actor=actor, target_updater=updater)
-    learned(rule, actor, ProbeEnv(batch_size=[1]), 250)
-    assert_values(table.weight.detach(), LOOP_OPTIMAL, 0.03)
-
-
-def test_the_expected_sarsa_loss_learns_the_values_of_its_policy() -> None:
-    table, actor = table_and_actor()
-    loss = ExpectedSarsaLoss(actor, action_space="categorical")
-    loss.make_value_estimator(gamma=GAMMA)
-    rule = LossRule(loss, adam(0.03), flat_buffer(), q_actor=actor)
-    learned(rule, actor, ProbeEnv(batch_size=[1]), 250, epsilon=0.5)
-    assert_values(table.weight.detach(), LOOP_HALF_GREEDY, 0.03)
-
-
-class AtomTable(nn.Module):
-    """Logarithms of the atoms' probabilities for two states and two actions."""
-
-    def __init__(self, atoms: int) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(torch.zeros(2, atoms, 2))
-
-    def forward(self, state: Tensor) -> Tensor:
-        return self.logits[state].log_softmax(-2)
-
-
-def test_c51_learns_what_each_action_earns() -> None:
-    atoms, support = AtomTable(5), torch.linspace(0, 2, 5)
-    actor = DistributionalQValueActor(
-        atoms, support=support, in_keys=["state"], spec=Categorical(2), make_log_softmax=False
-    )
-    loss = DistributionalDQNLoss(actor, gamma=GAMMA, delay_value=True)
-    rule = LossRule(
-        loss,
-        adam(0.2),
-        flat_buffer(),
-        q_actor=actor,
-        target_updater=functools.partial(SoftUpdate, tau=0.2),
-    )
-    strategy = VDBEEpsilon(2, sigma=1.0, delta=0.5, batch_shape=[1])
-    learned(rule, actor, ProbeEnv(exit_step, [1]), 150, strategy=strategy)
-    mean = (atoms(torch.tensor(0)).exp() * support.unsqueeze(-1)).sum(0)
-    assert_values(mean.detach(), torch.tensor([0.0, 1.0]), 0.05)
-    assert float(strategy.epsilon(TensorDict({"state": torch.zeros(1).long()}, [1]))) < 0.5
-
-
 def one_step(action: Tensor, actor) -> TensorDict:
     state = torch.zeros_like(action)
     ended = torch.zeros(*action.shape, 1, dtype=torch.bool)
@@ -169,18 +101,15 @@ def one_step(action: Tensor, actor) -> TensorDict:
     return OneStepReturns(actor, GAMMA)(transition)
 
 
-@pytest.mark.parametrize("kind", ["tabular", "published", "loss"])
+@pytest.mark.parametrize("kind", ["tabular", "published"])
 def test_value_change_is_q_after_minus_q_before_and_zero_before_learning_starts(kind: str) -> None:
-    runs = 1 if kind == "loss" else 2
-    table, actor = table_and_actor(() if kind == "loss" else runs)
-    loss = DQNLoss(actor, action_space="categorical", delay_value=False)
-    loss.make_value_estimator(gamma=GAMMA)
+    runs = 2
+    table, actor = table_and_actor(runs)
     rule = {
         "tabular": lambda: TabularSarsa(table, 0.5),
         "published": lambda: PublishedDQN(
             table, runs=runs, gamma=GAMMA, learning_rate=0.1, batch_size=2, capacity=4
         ),
-        "loss": lambda: LossRule(loss, adam(0.1), flat_buffer(), q_actor=actor, warmup=2),
     }[kind]()
     action = torch.arange(runs)
     for count in range(3):
@@ -217,8 +146,6 @@ def test_impossible_arguments_are_named() -> None:
         TabularSarsa(QTable(2, 2), 1.5)
     with pytest.raises(ValueError, match="capacity=3 must hold a batch of batch_size=4"):
         PublishedDQN(QTable(2, 2, runs=1), runs=1, gamma=0.9, batch_size=4, capacity=3)
-    with pytest.raises(ValueError, match="prioritized=true is for one run, got runs=2"):
-        dqn(ProbeEnv(batch_size=[2]), 2, 0.9, prioritized=True)
     table, actor = table_and_actor(runs=1)
     explore = AdaptiveEGreedyModule(Categorical(2, shape=[1]))
     returns = OneStepReturns(actor, 0.9)

@@ -1,40 +1,45 @@
 """Whole trajectories of the numba loops against those of the tensor functions."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from kernel_cases import DOMAINS, PUBLISHED, double, strategies
+from kernel_cases import DOMAINS, LEARNERS, RUNS, SMALL_NETWORK, double, strategies
 from tensordict import TensorDict
 
 from bmc_torchrl import functional
 from bmc_torchrl.envs import (
+    CartPole,
+    SubgoalGrid,
     cart_pole_bins,
     cart_pole_step,
-    poisson_cdf,
-    poisson_demand,
-    ravel_index,
     subgoal_grid_step,
     supply_chain_step,
-    unravel_index,
 )
+from bmc_torchrl.envs.factored import ravel_index, unravel_index
+from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
 from bmc_torchrl.functional import epsilon_greedy_action, greedy_return, uniform_return
 from bmc_torchrl.learners.objectives import tabular_update
-from bmc_torchrl.lockstep.numba.arguments import domain_kernel
 from bmc_torchrl.lockstep.numba.loops import Rule, greedy_episodes
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine, _scratch
+
+DEFINITIONS = {
+    "grid_world": SubgoalGrid(),
+    "cart_pole": CartPole(),
+    "supply_chain": SMALL_NETWORK,
+}
 
 
 class Reference:
     """The lockstep engine's order in the package's tensor functions, one vector step a call."""
 
-    def __init__(self, name, engine, strategy, *, max_steps, mask_terminated, before):
-        self.name, self.domain, self.strategy = name, DOMAINS[name], strategy
-        self.options = PUBLISHED[name]
-        self.max_steps, self.mask, self.before = max_steps, mask_terminated, before
-        self.table, self.state = engine.table.clone(), engine.state.clone()
-        self.physics, self.action = engine.physics.clone(), torch.zeros_like(self.state)
+    def __init__(self, name, start, strategy=None, *, max_steps=0, run=None, learner=None):
+        self.name, self.strategy, self.run, self.learner = name, strategy, run, learner
+        self.domain = DEFINITIONS[name]
+        self.max_steps = max_steps
+        self.table, self.state, self.physics = (start[k] for k in ("table", "state", "physics"))
+        self.action = torch.zeros_like(self.state)
         self.count, self.episodes = torch.zeros_like(self.state), torch.zeros_like(self.state)
         self.epsilon_sum, self.logged = torch.zeros(len(self.state)), {}
 
@@ -63,30 +68,24 @@ class Reference:
         if self.name == "cart_pole":
             fresh = (2.0 * uniforms.to(self.physics) - 1.0) * self.domain.initial_bound
             return fresh, cart_pole_bins(fresh, self.domain)
-        if self.name == "grid_world":
-            first = self.domain.start_state
-        else:
-            first = self.domain.initial_stocks[0] * self.domain.sizes[1]
-            first += self.domain.initial_stocks[1]
-        return torch.zeros_like(self.physics), torch.full_like(self.state, first)
+        return torch.zeros_like(self.physics), torch.full_like(self.state, self.domain.start_state)
 
     def rate(self):
-        decay = self.options.get("learning_rate_decay", 1.0) ** self.episodes.double()
-        rate = self.options["learning_rate"] * decay
-        return rate.clamp(min=self.options.get("learning_rate_floor", 0.0)).float()
+        rate = self.learner.learning_rate * self.learner.decay ** self.episodes.double()
+        return rate.clamp(min=self.learner.floor).float()
 
     def step(self, uniforms):
         runs = torch.arange(len(self.state))
         chosen = self.act(self.state, self.epsilon(self.state), uniforms[:, :2])
-        first = (self.count == 0) | (not self.before)
+        first = (self.count == 0) | (self.run.next_action == "after")
         action = torch.where(first, chosen, self.action)
         after, reward, terminated = self.move(action, uniforms[:, 2].contiguous())
         epsilon = self.epsilon(after)
         following = self.act(after, epsilon, uniforms[:, 7:])
         values = self.table[runs, after]
-        ended = terminated if self.mask else None
-        greedy = greedy_return(reward, values, self.options["gamma"], terminated=ended)
-        uniform = uniform_return(reward, values, self.options["gamma"], terminated=ended)
+        ended = terminated if self.run.mask_terminated else None
+        greedy = greedy_return(reward, values, self.run.gamma, terminated=ended)
+        uniform = uniform_return(reward, values, self.run.gamma, terminated=ended)
         target = functional.mixture_return(greedy, uniform, epsilon)
         change = tabular_update(self.table, self.state, action, target, self.rate())
         self.count += 1
@@ -122,31 +121,27 @@ class Reference:
     ],
 )
 def test_trajectories_equal_those_of_the_tensor_functions(name, before, physics_dtype, random):
-    kernel = domain_kernel(DOMAINS[name], torch.float64)
-    build = lambda: strategies(kernel.num_states, kernel.num_actions)  # noqa: E731
-    options = {"max_steps": 40, "mask_terminated": not before}
-    engine = NumbaTabularEngine(
-        DOMAINS[name],
-        build(),
-        runs=10,
-        episodes=10_000,
-        next_action="before" if before else "after",
-        threads=1,
-        **options,
-        **{**PUBLISHED[name], "physics_dtype": physics_dtype},
-    )
+    options = {"dtype": physics_dtype} if name == "cart_pole" else {}
+    env = DOMAINS[name](batch_size=[10], max_steps=40, **options)
+    build = lambda: strategies(env.num_states, env.num_actions)  # noqa: E731
+    order = "before" if before else "after"
+    run = replace(RUNS[name], episodes=10_000, next_action=order, mask_terminated=not before)
+    engine = NumbaTabularEngine(env, build(), run, LEARNERS[name], threads=1)
     strategy = build()
-    reference = Reference(name, engine, strategy, before=before, **options)
+    reference = Reference(
+        name, engine.state_dict(), strategy, max_steps=40, run=run, learner=LEARNERS[name]
+    )
     for _ in range(4):
         uniforms = double(60, 10, 9, random=random).float().double()
         uniforms[..., 2] = double(60, 10, random=random)
         engine.advance(60, uniforms=uniforms)
         for row in uniforms:
             reference.step(row)
-        torch.testing.assert_close(engine.state, reference.state)
+        now = engine.state_dict()
+        torch.testing.assert_close(now["state"], reference.state)
         torch.testing.assert_close(engine.episodes_done, reference.episodes)
         torch.testing.assert_close(engine.table, reference.table, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(engine.physics, reference.physics, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(now["physics"], reference.physics, rtol=1e-4, atol=1e-5)
     assert engine.episodes_done.min() >= 240 // 40
     for (run, episode), epsilon in reference.logged.items():
         assert engine.epsilons[run, episode].item() == pytest.approx(epsilon, rel=1e-5)
@@ -161,12 +156,12 @@ def test_trajectories_equal_those_of_the_tensor_functions(name, before, physics_
 @pytest.mark.parametrize("name", list(DOMAINS))
 def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
     tests, max_steps, gamma = 200, 60, 0.9
-    kernel = domain_kernel(DOMAINS[name], torch.float64)
-    policy = torch.randint(kernel.num_actions, (kernel.num_states,), generator=random)
+    env = DOMAINS[name]()
+    policy = torch.randint(env.num_actions, (env.num_states,), generator=random)
     uniforms = double(tests, 4 + max_steps, random=random)
     rule = Rule(1, tests, max_steps, gamma, 0.5, 1.0, 0.0, False, True, 0)
     length, score, perfect = greedy_episodes(
-        kernel.kernel,
+        env.scalars(),
         rule,
         policy.numpy().astype(np.int16),
         np.uint64(0),
@@ -175,8 +170,7 @@ def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
     )
     zeros = torch.zeros(tests, dtype=torch.int64)
     physics = torch.zeros(tests, 4, dtype=torch.float64)
-    blank = SimpleNamespace(table=zeros, state=zeros, physics=physics)
-    reference = Reference(name, blank, None, max_steps=0, mask_terminated=False, before=True)
+    reference = Reference(name, {"table": zeros, "state": zeros, "physics": physics})
     reference.physics, reference.state = reference.start(uniforms[:, :4])
     alive, steps, returns = torch.ones(tests, dtype=torch.bool), zeros.clone(), torch.zeros(tests)
     for t in range(max_steps):

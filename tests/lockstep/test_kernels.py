@@ -3,28 +3,30 @@
 import numpy as np
 import pytest
 import torch
-from kernel_cases import COUNT, SMALL_NETWORK, double, rows
+from kernel_cases import COUNT, SMALL_NETWORK, double, rows, scalars
 
 from bmc_torchrl import functional
 from bmc_torchrl.envs import (
+    CartPoleEnv,
+    SubgoalGridEnv,
+    SupplyChainEnv,
     SupplyNetwork,
     cart_pole_bins,
     cart_pole_step,
-    poisson_cdf,
-    poisson_demand,
-    ravel_index,
     subgoal_grid_step,
     supply_chain_step,
-    unravel_index,
 )
+from bmc_torchrl.envs.factored import ravel_index, unravel_index
+from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
 from bmc_torchrl.functional import epsilon_greedy_action
 from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.likelihoods import NormalGammaPrior, StudentTLikelihood
-from bmc_torchrl.lockstep.numba import domains as kernel_domains
 from bmc_torchrl.lockstep.numba import formulas as kernels
-from bmc_torchrl.lockstep.numba.arguments import domain_kernel, read_strategy
+from bmc_torchrl.lockstep.numba.arguments import read_strategy
 from bmc_torchrl.strategies import ConstantEpsilon, GeometricEpsilon, PowerEpsilon
 from bmc_torchrl.strategies.bmc import BMCPosterior, bmc_step, usable
+
+NONE = (0.0, 0.0, 0.0, 0.0)
 
 
 def test_generators_give_the_reference_numbers_of_their_authors():
@@ -59,20 +61,22 @@ def test_uniforms_are_below_one_and_normal_numbers_are_normal():
 
 @pytest.mark.parametrize("rate", [2.5, 0.3, 40.0])
 def test_poisson_draws_are_the_inverse_distribution_function(rate, random):
-    kernel = domain_kernel(SupplyNetwork(demand_rate=(rate,)), torch.float32).kernel
+    network = SupplyNetwork(demand_rate=(rate,), capacity=(2, 200), initial_stocks=(0,))
     cdf = poisson_cdf(rate)
     below = torch.nextafter(cdf, torch.zeros(()).double())
     uniforms = torch.cat([double(COUNT, random=random), cdf[cdf < 1], below, torch.zeros(1)])
-    drawn = [kernel_domains.poisson_draw(u, kernel.cdf, kernel.guide) for u in uniforms.tolist()]
+    step = scalars(SupplyChainEnv(network)).step
+    # With 200 in stock and nothing ordered, what is missing afterwards is the demand.
+    drawn = [200 - step(NONE, 200, 0, u)[1] for u in uniforms.tolist()]
     assert drawn == poisson_demand(uniforms, cdf).tolist()
 
 
 def test_grid_kernel_is_the_transition_of_every_state_and_action():
-    kernel = domain_kernel("grid_world", torch.float32).kernel
+    step = scalars(SubgoalGridEnv()).step
     state, action = torch.cartesian_prod(torch.arange(150), torch.arange(4)).unbind(-1)
-    expected = subgoal_grid_step(state, action)
-    for given, wanted in zip(kernel[:3], expected, strict=True):
-        np.testing.assert_array_equal(given.reshape(-1), wanted.numpy())
+    results = [step(NONE, *row, 0.0)[1:] for row in rows(state, action)]
+    expected = [column.tolist() for column in subgoal_grid_step(state, action)]
+    assert [list(column) for column in zip(*results, strict=True)] == expected
 
 
 def physics_states(count, random, dtype):
@@ -82,42 +86,42 @@ def physics_states(count, random, dtype):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-14)])
 def test_cart_kernel_moves_as_the_tensor_function(dtype, tolerance, random):
-    kernel = domain_kernel("cart_pole", dtype).kernel
+    step = scalars(CartPoleEnv(dtype=dtype)).step
     physics = physics_states(COUNT, random, dtype)
     action = torch.randint(2, (COUNT,), generator=random)
     expected, reward, terminated = cart_pole_step(physics, action)
     results = [
-        kernel_domains.cart_step(kernel, tuple(p), a)
-        for p, a in zip(physics.numpy(), action.tolist(), strict=True)
+        step(tuple(p), 0, a, 0.0) for p, a in zip(physics.numpy(), action.tolist(), strict=True)
     ]
     after = torch.tensor([r[0] for r in results], dtype=dtype)
     torch.testing.assert_close(after, expected, rtol=tolerance, atol=tolerance)
-    assert [r[1] for r in results] == reward.tolist()
-    assert [r[2] for r in results] == terminated.tolist()
+    assert [r[2] for r in results] == reward.tolist()
+    assert [r[3] for r in results] == terminated.tolist()
     assert 0.05 < terminated.float().mean() < 0.95
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_cart_kernel_bins_exactly_as_the_tensor_function(dtype, random):
-    kernel = domain_kernel("cart_pole", dtype).kernel
+    cell = scalars(CartPoleEnv(dtype=dtype)).cell
     physics = physics_states(COUNT, random, dtype) * 2
     halfway = torch.tensor([2.4, 0.25, -0.41887902 * 0.6, 0.43633232], dtype=dtype)
     physics[:1000] = halfway + physics[:1000].sign() * torch.finfo(dtype).eps / 4
-    cells = [kernel_domains.cart_cell(kernel, tuple(p)) for p in physics.numpy()]
+    cells = [cell(tuple(p), 0) for p in physics.numpy()]
     assert cells == cart_pole_bins(physics).tolist()
 
 
 @pytest.mark.parametrize("network", [SupplyNetwork(), SMALL_NETWORK])
 def test_supply_kernel_steps_exactly_as_the_tensor_function(network, random):
-    kernel = domain_kernel(network, torch.float32).kernel
+    step = scalars(SupplyChainEnv(network)).step
     state = torch.randint(network.num_states, (COUNT,), generator=random)
     action = torch.randint(network.num_actions, (COUNT,), generator=random)
-    demand = torch.randint(12, (COUNT,), generator=random)
+    uniform = double(COUNT, random=random)
+    demand = poisson_demand(uniform, poisson_cdf(network.demand_rate[0])).unsqueeze(-1)
     stocks = torch.stack(unravel_index(state, network.sizes), -1)
-    after, reward, _ = supply_chain_step(stocks, action, demand.unsqueeze(-1), network)
-    results = [kernel_domains.supply_step(kernel, *row) for row in rows(state, action, demand)]
-    assert [r[0] for r in results] == ravel_index(after.unbind(-1), network.sizes).tolist()
-    assert [r[1] for r in results] == reward.tolist()
+    after, reward, _ = supply_chain_step(stocks, action, demand, network)
+    results = [step(NONE, *row) for row in rows(state, action, uniform)]
+    assert [r[1] for r in results] == ravel_index(after.unbind(-1), network.sizes).tolist()
+    assert [r[2] for r in results] == reward.tolist()
 
 
 def test_bmc_kernel_is_bmc_step(random):

@@ -116,7 +116,7 @@ def test_grid_tests_are_greedy_episodes_of_the_q_after_the_episode(learner: str)
         engine.network.unpack(engine.snapshot[engine._slots()], q)
         actor = q_actor(q, 4, in_key="observation")
     else:
-        engine.export(q)
+        q.weight.data.copy_(engine.table)
         actor = q_actor(q, 4)
     with torch.no_grad():
         episode = env.rollout(12, actor, break_when_any_done=False)
@@ -156,9 +156,9 @@ def test_tests_undo_what_a_lane_learned_after_its_episode() -> None:
     for _ in range(60):
         draws = chunked.draw(2)
         with torch.no_grad():
-            chunked._run_chunk(draws)
+            chunked.vector_steps(draws)
             for step in range(2):
-                stepped._run_chunk(
+                stepped.vector_steps(
                     TabularDraws(
                         draws.act[step : step + 1],
                         Noise(*(x[step : step + 1] for x in draws.noise)),

@@ -22,11 +22,6 @@ def test_dqn_follows_the_library_modules(domain: str, strategy: str) -> None:
     compare_dqn(domain, strategy, steps=40)
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
-def test_targets_may_bootstrap_at_the_step_limit(domain: str) -> None:
-    compare_dqn(domain, "bmc", steps=40, mask_truncated=False)
-
-
 @pytest.mark.parametrize("next_action", ["before", "after"])
 @pytest.mark.parametrize(("domain", "strategy"), list(itertools.product(DOMAINS, STRATEGIES)))
 def test_expected_sarsa_follows_the_library_modules(

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.experiments import train
-from bmc_torchrl.experiments.build import uses_lockstep
+from bmc_torchrl.experiments.build import build_strategy, uses_lockstep
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,11 +32,14 @@ def run(cfg) -> None:
         (["engine=torchrl"], False),
         (["runs=1", "engine=lockstep"], True),
         (["strategy=linear"], False),
+        (["strategy=linear", "experiment=grid_dqn"], True),
         (["experiment=grid_dqn", "learner=dqn", "runs=1"], False),
     ],
 )
 def test_the_engine_chooses_itself(tmp_path, overrides, expected):
-    assert uses_lockstep(settings(tmp_path, "episodes=2", *overrides)) is expected
+    cfg = settings(tmp_path, "episodes=2", *overrides)
+    strategy = build_strategy(cfg, [cfg.strategy], cfg.runs)
+    assert uses_lockstep(cfg, strategy) is expected
 
 
 class StoppedJobError(Exception):

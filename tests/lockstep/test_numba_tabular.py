@@ -1,25 +1,27 @@
 """The engine that the numba kernels make up: runs, resuming, stopping, what it refuses."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from kernel_cases import DOMAINS, PUBLISHED, strategies
+from kernel_cases import DOMAINS, LEARNERS, RUNS, strategies
 
-from bmc_torchrl.envs import SupplyNetwork
+from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv, SupplyNetwork
+from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.likelihoods import GaussianLikelihood
-from bmc_torchrl.lockstep.numba import formulas as kernels
-from bmc_torchrl.lockstep.numba.arguments import StrategyArrays, domain_kernel
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.strategies import BMCEpsilon, ConstantEpsilon, LinearEpsilon, VDBEEpsilon
 
 
 def small_engine(name="grid_world", runs=6, strategy=None, **options):
     if strategy is None:
-        strategy = BMCEpsilon(batch_shape=[max(runs, 1)])
-    published = {"episodes": 12, "max_steps": 50, "seed": 3, "threads": 1, **PUBLISHED[name]}
-    return NumbaTabularEngine(DOMAINS[name], strategy, runs=runs, **{**published, **options})
+        strategy = BMCEpsilon(batch_shape=[runs])
+    own = {"threads": 1} | {k: options.pop(k) for k in ("threads", "table") if k in options}
+    learner = replace(LEARNERS[name], **options.pop("learner", {}))
+    env = DOMAINS[name](batch_size=[runs], max_steps=50)
+    return NumbaTabularEngine(env, strategy, replace(RUNS[name], **options), learner, **own)
 
 
 def results(engine):
@@ -50,8 +52,8 @@ def test_a_run_depends_on_seed_and_index_alone(name):
 
 @pytest.mark.parametrize("name", list(DOMAINS))
 def test_resuming_is_exact(name):
-    kernel = domain_kernel(DOMAINS[name], torch.float64)
-    build = lambda: strategies(kernel.num_states, kernel.num_actions)  # noqa: E731
+    env = DOMAINS[name]()
+    build = lambda: strategies(env.num_states, env.num_actions)  # noqa: E731
     whole = small_engine(name, 10, build())
     whole.advance(600)
     first = small_engine(name, 10, build())
@@ -92,13 +94,10 @@ def test_a_run_stops_after_enough_perfect_tests():
 def test_supply_chain_return_is_discounted_and_grid_counts_steps():
     silent = SupplyNetwork(demand_rate=(0.0,), initial_stocks=(10, 0), rho_max=0, ship_max=(0,))
     engine = NumbaTabularEngine(
-        silent,
+        SupplyChainEnv(silent, batch_size=[1]),
         ConstantEpsilon(0.5, batch_shape=[1]),
-        runs=1,
-        episodes=1,
-        tests=3,
-        gamma=0.95,
-        learning_rate=0.6,
+        RunSettings(gamma=0.95, episodes=1, tests=3),
+        ExpectedSarsaSettings(learning_rate=0.6),
         threads=1,
     )
     engine.advance(200)
@@ -106,25 +105,9 @@ def test_supply_chain_return_is_discounted_and_grid_counts_steps():
     assert engine.steps.item() == 200
 
 
-def test_plain_arrays_serve_as_a_strategy():
-    arrays = StrategyArrays(
-        family=np.full(6, kernels.CONSTANT),
-        parameters=np.tile([0.25, 0, 0, 0, 0], (6, 1)),
-        posterior=np.ones((6, 5)),
-        epsilons=np.zeros((1, 150)),
-        epsilons_row=np.zeros(6, np.int64),
-    )
-    plain, module = small_engine(strategy=arrays), ConstantEpsilon(0.25, batch_shape=[6])
-    wrapped = small_engine(strategy=module)
-    plain.advance(600)
-    wrapped.advance(600)
-    assert (plain.epsilons == 0.25).all()
-    assert torch.equal(results(plain), results(wrapped))
-
-
 @pytest.mark.parametrize("kind", ["zeros", "normal", "uniform"])
 def test_tables_start_as_asked(kind):
-    table = small_engine(table=kind, scale=0.2, runs=20).table
+    table = small_engine(learner={"initializer": kind, "scale": 0.2}, runs=20).table
     moments = {"zeros": (0, 0), "normal": (0, 0.2), "uniform": (0.1, 0.2 / 12**0.5)}[kind]
     assert table.mean().item() == pytest.approx(moments[0], abs=0.01)
     assert table.std().item() == pytest.approx(moments[1], rel=0.05)
@@ -135,11 +118,7 @@ def test_tables_start_as_asked(kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runs": 0}, "runs must be at least 1"),
-        ({"episodes": 0}, "episodes must be at least 1"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"next_action": "never"}, "next_action must be 'before' or 'after'"),
-        ({"table": "ones"}, "table must be one of"),
         ({"table": torch.zeros(6, 2, 2)}, r"table must have the shape \(6, 150, 4\)"),
         ({"strategy": BMCEpsilon(batch_shape=[5])}, r"build it with batch_shape=\[6\]"),
         ({"strategy": VDBEEpsilon(9, 1.0, 0.5, batch_shape=[6])}, "num_states=150"),
@@ -157,12 +136,17 @@ def test_what_the_kernels_cannot_do_is_refused(change, message):
 
 
 def test_domains_the_kernels_do_not_have_are_refused():
-    with pytest.raises(ValueError, match="domain must be one of"):
-        domain_kernel("gridworld", torch.float32)
-    with pytest.raises(ValueError, match="one warehouse"):
-        domain_kernel(SupplyNetwork(demand_rate=(1.0, 1.0), initial_stocks=(1,)), torch.float32)
-    with pytest.raises(ValueError, match="physics_dtype"):
-        domain_kernel("cart_pole", torch.float16)
+    with pytest.raises(ValueError, match=r"one warehouse.*use engine=torchrl"):
+        SupplyChainEnv(SupplyNetwork(demand_rate=(1.0, 1.0), initial_stocks=(1,))).scalars()
+    with pytest.raises(ValueError, match=r"numba has no torch.float16: build env with dtype="):
+        CartPoleEnv(dtype=torch.float16).scalars()
+    with pytest.raises(ValueError, match="needs a step limit: build env with max_steps="):
+        NumbaTabularEngine(
+            SubgoalGridEnv(batch_size=[2], max_steps=None),
+            BMCEpsilon(batch_shape=[2]),
+            RUNS["grid_world"],
+            LEARNERS["grid_world"],
+        )
 
 
 def test_a_state_of_another_engine_is_refused():
@@ -176,12 +160,10 @@ def test_a_state_of_another_engine_is_refused():
 def test_bmc_on_the_grid_world_reproduces_the_published_curve():
     """100 runs against the published mean curve: AUC 47.87 ± 0.12, ε .490 / .0113 / .0011."""
     engine = NumbaTabularEngine(
-        "grid_world",
+        SubgoalGridEnv(batch_size=[100]),
         BMCEpsilon(1.0, 1.01, batch_shape=[100]),
-        runs=100,
-        episodes=500,
-        seed=1,
-        **PUBLISHED["grid_world"],
+        replace(RUNS["grid_world"], episodes=500, seed=1),
+        LEARNERS["grid_world"],
     )
     engine.advance(100_000)
     scores = engine.steps.mean(-1)

@@ -12,7 +12,7 @@ from bmc_torchrl import BMCEpsilon, GaussianLikelihood, NormalGammaPrior, VDBEEp
 
 
 def reference_epsilons(alpha, beta, returns, mu0=0.0, tau0=1.0, a0=500.0, b0=500.0):
-    """ε after each (greedy, uniform) return, in the notation of PROTOCOL §1 and plain floats."""
+    """ε after each (greedy, uniform) return: docs/protocol.md §1 in plain floats."""
     n, epsilon, seen, epsilons = alpha + beta, alpha / (alpha + beta), [], []
     for greedy, uniform in returns:
         seen.append((1 - epsilon) * greedy + epsilon * uniform)

@@ -94,13 +94,12 @@ def test_epsilon_above_half_follows_algorithm_1_too(prior):
         assert after.beta.item() == pytest.approx(float(oracle.beta), rel=1e-10)
 
 
-# α₀ = 1000, β₀ = 1000.01, a = b = 500. PROTOCOL §1 quotes ε = .499831 after 50,000 updates without
-# stating Δ; this constant Δ gives it.
+# α₀ = 1000, β₀ = 1000.01, a = b = 500: the third hazard of docs/protocol.md §1.
 STEPS, GAP, SHAPE, RATE = 50_000, 0.821, 500.0, 500.0
 
 
 def strength_walk(number, log1p, expm1):
-    """ε after the updates in PROTOCOL §1's form, which carries τ while τ < ½."""
+    """ε after the updates in the form of docs/protocol.md §1, which carries τ while τ < ½."""
     alpha, beta = 1000.0, 1000.01
     tau, n = number((beta - alpha) / (alpha + beta)), number(alpha + beta)
     shape, rate, squared, one = number(SHAPE + 0.5), number(2 * RATE), number(GAP**2), number(1.0)

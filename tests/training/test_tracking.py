@@ -19,7 +19,6 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
-from bmc_torchrl.training.video import painter
 
 METRICS = {
     *(f"train/{name}" for name in ("loss", "return", "epsilon", "epsilon_min", "epsilon_max")),
@@ -230,6 +229,6 @@ def test_a_sweep_agent_names_the_wandb_run(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize("env", [SubgoalGridEnv, CartPoleEnv, SupplyChainEnv])
 def test_every_domain_can_be_painted(env) -> None:
     many = env(batch_size=[2, 3])
-    picture = painter(many)(many.reset()[0, 0], 0)
+    picture = many.picture(many.reset()[0, 0], 0)
     assert picture.shape[-1] == 3
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 3

@@ -13,7 +13,7 @@ from rich.console import Console
 from tensordict import TensorDict
 from torch import Tensor
 
-from bmc_torchrl.analysis.job_summary import report
+from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.analysis.tables import load, load_metadata
 from bmc_torchrl.envs import SubgoalGridEnv
 from bmc_torchrl.learners.values import QTable, q_actor
@@ -277,7 +277,7 @@ def test_progress_shows_episodes_tests_epsilon_and_speed(tmp_path, monkeypatch) 
 
 def test_a_report_is_a_table_and_says_where_everything_is(tmp_path, capsys) -> None:
     trained(tmp_path, *tiny("grid_sarsa", BESIDE))
-    report(tmp_path)
+    print_job_summary(tmp_path)
     printed = capsys.readouterr().out
     for part in ("ε-BMC", "VDBE", "mean (AUC)", "24.00 ± 0.00", "final ε", "one standard error"):
         assert part in printed, part

@@ -1,7 +1,7 @@
 """The paper's cart-pole DQN in JAX, purejaxrl-style, of our own writing: vmap runs, scan steps.
 
-PROTOCOL §4: replay of 2000, batch 32 without replacement, 3 epochs of Keras' Adam on fixed targets,
-no target network, ε-BMC (here in float32), step limit 200. Training steps only, no tests.
+docs/protocol.md §4: replay of 2000, batch 32 without replacement, 3 epochs of Keras' Adam on fixed
+targets, no target network, ε-BMC (here in float32), step limit 200. Training steps only, no tests.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import resource
 
 import common
 
-from bmc_torchrl.benchmarks.engines import engine
+from bmc_torchrl.benchmarks.workloads import engine
 
 if __name__ == "__main__":
     parsed = common.arguments(runs=int)

@@ -1,6 +1,6 @@
 """The paper's DQN one run after the other: a plain eager torch loop, environments in plain Python.
 
-PROTOCOL §4 for --domain cart, grid or supply, ε-BMC in plain floats; training steps only.
+docs/protocol.md §4 for --domain cart, grid or supply, ε-BMC in plain floats; training steps only.
 """
 
 from __future__ import annotations

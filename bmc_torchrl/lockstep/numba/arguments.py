@@ -1,4 +1,4 @@
-"""Domains and strategies of the package as the plain arrays that the numba kernels take."""
+"""Strategies of the package as the plain arrays that the numba kernels take."""
 
 from __future__ import annotations
 
@@ -9,22 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bmc_torchrl.envs import (
-    CartPole,
-    SubgoalGrid,
-    SupplyNetwork,
-    poisson_cdf,
-    subgoal_grid_table,
-    supply_chain_action,
-    unravel_index,
-)
 from bmc_torchrl.likelihoods import StudentTLikelihood
-from bmc_torchrl.lockstep.numba.domains import (
-    GUIDE_SIZE,
-    CartPoleKernel,
-    GridKernel,
-    SupplyKernel,
-)
 from bmc_torchrl.lockstep.numba.formulas import BMC, CONSTANT, GEOMETRIC, POWER, VDBE
 from bmc_torchrl.lockstep.numba.loops import Lanes
 from bmc_torchrl.strategies import (
@@ -37,18 +22,13 @@ from bmc_torchrl.strategies import (
     VDBEEpsilon,
 )
 
-__all__ = ["DomainKernel", "StrategyArrays", "domain_kernel", "read_strategy", "write_strategy"]
+__all__ = ["NoKernelError", "StrategyArrays", "has_kernel", "read_strategy", "write_strategy"]
 
-_NAMES = {"grid_world": SubgoalGrid, "cart_pole": CartPole, "supply_chain": SupplyNetwork}
-_ELSEWHERE = "use the torch engine for it."
+_ELSEWHERE = "use engine=torchrl."
 
 
-class DomainKernel(NamedTuple):
-    """A domain as the kernels take it, and the size of its table."""
-
-    kernel: GridKernel | CartPoleKernel | SupplyKernel
-    num_states: int
-    num_actions: int
+class NoKernelError(ValueError):
+    """A strategy that the loops do not have; the message names it."""
 
 
 class StrategyArrays(NamedTuple):
@@ -70,98 +50,6 @@ class StrategyArrays(NamedTuple):
     epsilons_row: Any
 
 
-def domain_kernel(
-    domain: str | SubgoalGrid | CartPole | SupplyNetwork, physics_dtype: torch.dtype
-) -> DomainKernel:
-    """The kernel of a domain, given by name or by its parameters.
-
-    >>> domain_kernel("grid_world", torch.float32).num_states
-    150
-    """
-    if isinstance(domain, str):
-        if domain not in _NAMES:
-            raise ValueError(f"domain must be one of {sorted(_NAMES)}, got {domain!r}.")
-        domain = _NAMES[domain]()
-    if isinstance(domain, SubgoalGrid):
-        return _grid(domain)
-    if isinstance(domain, CartPole):
-        return _cart_pole(domain, physics_dtype)
-    if isinstance(domain, SupplyNetwork):
-        return _supply_chain(domain)
-    raise TypeError(f"domain must be a name or a domain's parameters, got {domain!r}.")
-
-
-def _grid(grid: SubgoalGrid) -> DomainKernel:
-    next_state, reward, terminated = (x.numpy() for x in subgoal_grid_table(grid))
-    kernel = GridKernel(next_state.astype(np.int32), reward, terminated, grid.start_state)
-    return DomainKernel(kernel, grid.num_states, 4)
-
-
-def _cart_pole(model: CartPole, dtype: torch.dtype) -> DomainKernel:
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"physics_dtype must be torch.float32 or torch.float64, got {dtype}.")
-    real: Any = np.float32 if dtype == torch.float32 else np.float64
-    kernel = CartPoleKernel(
-        gravity=real(model.gravity),
-        mass=real(model.pole_mass + model.cart_mass),
-        pole_mass=real(model.pole_mass),
-        half_length=real(model.half_length),
-        moment=real(model.pole_mass * model.half_length),
-        four_thirds=real(4.0 / 3.0),
-        force=real(model.force),
-        tau=real(model.tau),
-        position_limit=real(model.position_limit),
-        angle_limit=real(model.angle_limit),
-        initial_bound=real(model.initial_bound),
-        step_reward=np.float32(model.step_reward),
-        fall_change=np.float32(model.fall_reward - model.step_reward),
-        bounds=tuple(real(bound) for bound in model.bounds),
-        widths=tuple(real(2 * bound) for bound in model.bounds),
-        last_bins=tuple(real(count - 1) for count in model.bins),
-        bins=tuple(model.bins),
-    )
-    return DomainKernel(kernel, int(np.prod(model.bins)), 2)
-
-
-def _supply_chain(network: SupplyNetwork) -> DomainKernel:
-    if max(network.num_actions, *network.capacity) > np.iinfo(np.int16).max:
-        raise ValueError(
-            f"The numba kernels count stocks and actions to {np.iinfo(np.int16).max}, the network "
-            f"has capacity {network.capacity} and {network.num_actions} actions: " + _ELSEWHERE
-        )
-    if network.warehouses != 1:
-        raise ValueError(
-            f"The numba kernels have one warehouse, the network has {network.warehouses}: "
-            + _ELSEWHERE
-        )
-    factory, shelf = unravel_index(torch.arange(network.num_states), network.sizes)
-    ship, produce = supply_chain_action(torch.arange(network.num_actions), network)
-    cdf = poisson_cdf(network.demand_rate[0])
-    grid = torch.arange(GUIDE_SIZE, dtype=torch.float64) / GUIDE_SIZE
-    trucks = (torch.arange(network.ship_max[0] + 1) + network.zeta[0] - 1) // network.zeta[0]
-    kernel = SupplyKernel(
-        factory=_short(factory),
-        shelf=_short(shelf),
-        ship=_short(ship),
-        produce=_short(produce),
-        truck_cost=(network.kappa_tr[0] * trucks.float()).numpy(),
-        factory_capacity=network.capacity[0],
-        shelf_capacity=network.capacity[1],
-        factory_cost=np.float32(network.kappa_st[0]),
-        shelf_cost=np.float32(network.kappa_st[1]),
-        price=np.float32(network.price),
-        produce_cost=np.float32(network.kappa_pr),
-        cdf=cdf.numpy(),
-        guide=_short(torch.searchsorted(cdf, grid, right=True)),
-        start=network.initial_stocks[0] * network.sizes[1] + network.initial_stocks[1],
-    )
-    return DomainKernel(kernel, network.num_states, network.num_actions)
-
-
-def _short(values: Tensor) -> Any:
-    return values.numpy().astype(np.int16)
-
-
 def _parts(strategy: EpsilonStrategy) -> Iterator[tuple[EpsilonStrategy, slice]]:
     """The strategies of a (nested) stack with the runs they have."""
     if not isinstance(strategy, StackedEpsilon):
@@ -172,6 +60,20 @@ def _parts(strategy: EpsilonStrategy) -> Iterator[tuple[EpsilonStrategy, slice]]
         for inner, runs in _parts(part):  # type: ignore[arg-type]
             yield inner, slice(start + runs.start, start + runs.stop)
         start += size
+
+
+def has_kernel(strategy: EpsilonStrategy) -> bool:
+    """Whether the loops can run `strategy`, or every part of a stack.
+
+    >>> has_kernel(ConstantEpsilon(0.1))
+    True
+    """
+    try:
+        for part, _ in _parts(strategy):
+            _family(part, None)
+    except NoKernelError:
+        return False
+    return True
 
 
 def read_strategy(strategy: EpsilonStrategy, runs: int, num_states: int) -> StrategyArrays:
@@ -221,15 +123,15 @@ def write_strategy(strategy: EpsilonStrategy, lanes: Lanes) -> None:
             part.epsilons.copy_(torch.from_numpy(lanes.epsilons[lanes.epsilons_row[runs]]))
 
 
-def _family(part: EpsilonStrategy, num_states: int) -> int:
+def _family(part: EpsilonStrategy, num_states: int | None) -> int:
     if isinstance(part, BMCEpsilon):
         student = isinstance(part.likelihood, StudentTLikelihood)
         if not student or part.offline or part.num_states is not None:
-            raise ValueError(
+            raise NoKernelError(
                 "The numba kernels have ε-BMC with the Student-t likelihood, one posterior per run "
                 "and online updates only; for anything else " + _ELSEWHERE
             )
-    if isinstance(part, VDBEEpsilon) and part.num_states != num_states:
+    if isinstance(part, VDBEEpsilon) and num_states not in (None, part.num_states):
         raise ValueError(
             f"VDBEEpsilon has num_states={part.num_states}, but the domain has {num_states}: "
             f"build it with num_states={num_states}."
@@ -242,7 +144,7 @@ def _family(part: EpsilonStrategy, num_states: int) -> int:
         BMCEpsilon: BMC,
     }
     if type(part) not in families:
-        raise TypeError(f"The numba kernels do not have {type(part).__name__}: {_ELSEWHERE}")
+        raise NoKernelError(f"The numba kernels do not have {type(part).__name__}: {_ELSEWHERE}")
     return families[type(part)]
 
 

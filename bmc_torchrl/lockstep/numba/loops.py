@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import marshal
+import types
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from bmc_torchrl.envs.lanes import Numbers, ScalarDomain
 from bmc_torchrl.lockstep.numba import domains, formulas
-from bmc_torchrl.lockstep.numba.domains import Physics, domain_start, domain_step, is_noisy
+from bmc_torchrl.lockstep.numba.domains import (
+    domain_start,
+    domain_step,
+    is_noisy,
+)
 from bmc_torchrl.lockstep.numba.formulas import (
     BMC,
     GOLDEN,
@@ -20,7 +28,6 @@ from bmc_torchrl.lockstep.numba.formulas import (
     VDBE,
     Array,
     Bits,
-    F,
     Scalar,
     bmc_update,
     compiled,
@@ -38,18 +45,10 @@ from bmc_torchrl.lockstep.numba.formulas import (
     vdbe_update,
 )
 
-__all__ = ["STAMP", "Lanes", "Rule", "Scratch", "advance_lanes", "greedy_episodes", "start_lanes"]
+__all__ = ["Lanes", "Rule", "Scratch", "greedy_episodes", "loops_of"]
 
 _SOURCES = (formulas.__file__, domains.__file__, __file__)
 _CHECKSUM = zlib.crc32(b"".join(Path(source).read_bytes() for source in _SOURCES))
-STAMP = np.empty(0, [(f"source_{_CHECKSUM:08x}", np.int8)])
-"""An argument whose type names the source that was compiled.
-
-numba's cache on disk notices a change of the file that a cached function is in, and of no other:
-so only the functions called from Python are cached, and they take the stamp.
-"""
-
-cached = cast(Callable[[F], F], numba.njit(cache=True, **OPTIONS))
 
 
 class Rule(NamedTuple):
@@ -101,7 +100,6 @@ class Scratch(NamedTuple):
     returns: Array
 
 
-@cached
 def advance_lanes(
     m: Any,
     rule: Rule,
@@ -111,7 +109,6 @@ def advance_lanes(
     steps: int,
     given: Array,
     scratch: Scratch,
-    stamp: Array,
 ) -> None:
     """Up to `steps` training steps of each of the lanes `first` to `last` − 1, tests included.
 
@@ -125,13 +122,11 @@ def advance_lanes(
         given: uniforms ``[steps, runs, 9]`` to use instead of each lane's own: two for the action,
             one for the step, four for the reset, two for the next action; or empty.
         scratch: overwritten.
-        stamp: `STAMP`.
     """
     for lane in range(first, last):
         advance_lane(m, rule, lanes, lane, steps, given, scratch)
 
 
-@cached
 def start_lanes(
     m: Any,
     lanes: Lanes,
@@ -142,7 +137,6 @@ def start_lanes(
     kind: int,
     scale: float,
     nothing: Array,
-    stamp: Array,
 ) -> None:
     """Seed lanes `first` to `last` − 1, draw their tables and start their first episodes.
 
@@ -173,7 +167,7 @@ def start_lanes(
 def advance_lane(
     m: Any, rule: Rule, lanes: Lanes, lane: int, steps: int, given: Array, scratch: Scratch
 ) -> None:
-    """Up to `steps` training steps of one lane, in the order of ENGINE: see `advance_lanes`."""
+    """Up to `steps` training steps of one lane, in the order of docs/protocol.md §2."""
     table, greedy, row_sum = lanes.table[lane], lanes.greedy[lane], lanes.row_sum[lane]
     physics, bits, posterior = lanes.physics[lane], lanes.bits[lane], lanes.posterior[lane]
     family, parameters = lanes.family[lane], lanes.parameters[lane]
@@ -325,7 +319,7 @@ def greedy_episodes(
 
 
 @compiled
-def start_draws(bits: Array, given: Array, step: int, lane: int) -> Physics:
+def start_draws(bits: Array, given: Array, step: int, lane: int) -> Numbers:
     """Four uniforms for the start of an episode."""
     if given.shape[0] > 0:
         row = given[step, lane]
@@ -333,3 +327,25 @@ def start_draws(bits: Array, given: Array, step: int, lane: int) -> Physics:
     u0, u1 = uniform_pair(next_bits(bits))
     u2, u3 = uniform_pair(next_bits(bits))
     return np.float64(u0), np.float64(u1), np.float64(u2), np.float64(u3)
+
+
+@functools.cache
+def loops_of(kind: type[ScalarDomain]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """`start_lanes` and `advance_lanes` compiled for the domains of a class, and cached on disk.
+
+    numba's cache notices a change of the file that a cached function is in, and of no other; and
+    it cannot be read where a class in it is gone. So what is compiled for each class has a name of
+    its own, with a checksum of all that was compiled.
+    """
+    checksum = _CHECKSUM
+    for function in (kind.start, kind.step, kind.cell, kind.noisy):
+        code = function.__code__
+        file = Path(code.co_filename)
+        source = file.read_bytes() if file.is_file() else marshal.dumps(code)
+        checksum = zlib.crc32(source, checksum)
+    made = []
+    for loop in (start_lanes, advance_lanes):
+        named = types.FunctionType(loop.__code__, loop.__globals__)
+        named.__qualname__ = f"{loop.__name__}.{kind.__module__}.{kind.__qualname__}.{checksum:08x}"
+        made.append(numba.njit(cache=True, **OPTIONS)(named))
+    return made[0], made[1]

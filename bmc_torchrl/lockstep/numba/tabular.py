@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from bmc_torchrl.envs import CartPole, SubgoalGrid, SupplyNetwork
-from bmc_torchrl.lockstep.numba.arguments import (
-    StrategyArrays,
-    domain_kernel,
-    read_strategy,
-    write_strategy,
-)
-from bmc_torchrl.lockstep.numba.loops import (
-    STAMP,
-    Lanes,
-    Rule,
-    Scratch,
-    advance_lanes,
-    start_lanes,
-)
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
+from bmc_torchrl.lockstep.numba.arguments import has_kernel, read_strategy, write_strategy
+from bmc_torchrl.lockstep.numba.loops import Lanes, Rule, Scratch, loops_of
 from bmc_torchrl.strategies import EpsilonStrategy
 
 __all__ = ["NumbaTabularEngine"]
 
-Domain = str | SubgoalGrid | CartPole | SupplyNetwork
 _TABLES = {"zeros": 0, "normal": 1, "uniform": 2}
 _BLOCKS_PER_THREAD = 16
 _NOTHING = np.empty((0, 0, 0))
@@ -40,39 +28,27 @@ class NumbaTabularEngine:
     r"""Expected SARSA on tables for many independent runs, tested greedily after every episode.
 
     A run is a loop of its own: it waits for no other, tests itself where an episode ends, and its
-    numbers depend on `seed` and its index alone, not on how many runs there are, how
+    numbers depend on the seed and its index alone, not on how many runs there are, how
     :meth:`advance` is called or how many threads work. The rules are those of the tensor functions
     of the package, to which tests hold them.
 
     Args:
-        domain: ``"grid_world"``, ``"cart_pole"``, ``"supply_chain"`` (one warehouse), or its
-            parameters: a :class:`SubgoalGrid`, :class:`CartPole` or :class:`SupplyNetwork`.
+        env: a domain with ``batch_size=[runs]`` that has :meth:`~BatchedEnv.scalars`.
         strategy: the source of ε, of batch shape ``[runs]``; it is read, and written only by
             :meth:`write_strategy`. Several strategies are one :class:`StackedEpsilon`.
-        runs: how many runs.
-        episodes: training episodes of each run.
-        tests: greedy episodes after each training episode; 0 for none.
-        max_steps: longest episode, training or test.
-        gamma: discount factor of the returns and of the tests.
-        learning_rate: η of the first episode.
-        learning_rate_decay: η is multiplied by it after every episode, ...
-        learning_rate_floor: ... but is never lower than this.
-        table: ``"zeros"``, ``"normal"`` (`scale` · N(0, 1)), ``"uniform"`` (U[0, `scale`]), or the
-            tables themselves, ``[runs, states, actions]``, which are copied.
-        scale: see `table`.
-        mask_terminated: do not bootstrap from terminal states; the published experiments do.
-        next_action: whether a′ is drawn before (published) or after learning (Algorithm 1).
-        stop_after_perfect_tests: freeze a run after so many tests in which every episode lasted
-            `max_steps`; its remaining episodes repeat the last results.
-        seed: of all random numbers.
-        first_run: index of the first run, where the runs of one experiment are split over engines.
+        run: how long, how tested, from which seed.
+        learner: how the tables start and learn.
+        table: initial values to use instead, ``[runs, states, actions]``, which are copied.
         threads: how many threads; as many as numba would use by default, all cores in general.
-        physics_dtype: precision of cart-pole's physics.
 
     >>> from bmc_torchrl import BMCEpsilon
+    >>> from bmc_torchrl.envs import SubgoalGridEnv
     >>> engine = NumbaTabularEngine(
-    ...     "grid_world", BMCEpsilon(batch_shape=[2]), runs=2, episodes=3, tests=1, gamma=0.99,
-    ...     learning_rate=0.7, table="normal", threads=1,
+    ...     SubgoalGridEnv(batch_size=[2]),
+    ...     BMCEpsilon(batch_shape=[2]),
+    ...     RunSettings(gamma=0.99, episodes=3),
+    ...     ExpectedSarsaSettings(learning_rate=0.7, initializer="normal"),
+    ...     threads=1,
     ... )
     >>> engine.advance(600)
     >>> engine.finished, engine.steps.shape
@@ -81,79 +57,52 @@ class NumbaTabularEngine:
 
     def __init__(
         self,
-        domain: Domain,
-        strategy: EpsilonStrategy | StrategyArrays,
+        env: BatchedEnv,
+        strategy: EpsilonStrategy,
+        run: RunSettings,
+        learner: ExpectedSarsaSettings,
         *,
-        runs: int,
-        episodes: int,
-        tests: int,
-        max_steps: int = 200,
-        gamma: float,
-        learning_rate: float,
-        learning_rate_decay: float = 1.0,
-        learning_rate_floor: float = 0.0,
-        table: Literal["zeros", "normal", "uniform"] | Tensor = "zeros",
-        scale: float = 0.1,
-        mask_terminated: bool = False,
-        next_action: Literal["before", "after"] = "before",
-        stop_after_perfect_tests: int | None = None,
-        seed: int = 0,
-        first_run: int = 0,
+        table: Tensor | None = None,
         threads: int | None = None,
-        physics_dtype: torch.dtype = torch.float32,
     ) -> None:
-        for name, value, least in (
-            ("runs", runs, 1),
-            ("episodes", episodes, 1),
-            ("tests", tests, 0),
-            ("seed", seed, 0),
-            ("first_run", first_run, 0),
-            ("max_steps", max_steps, 1),
-            ("threads", 1 if threads is None else threads, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-        if next_action not in ("before", "after"):
-            raise ValueError(f"next_action must be 'before' or 'after', got {next_action!r}.")
-        if isinstance(table, str) and table not in _TABLES:
-            raise ValueError(f"table must be one of {sorted(_TABLES)} or a tensor, got {table!r}.")
-        self.runs, self.episodes, self.seed = runs, episodes, seed
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}.")
+        self.runs, self.episodes = env.batch_size.numel(), run.episodes
         self.threads = threads or numba.config.NUMBA_NUM_THREADS
-        self._domain = domain_kernel(domain, physics_dtype)
+        self._domain = env.scalars()
+        start_lanes, self._advance_lanes = loops_of(type(self._domain))
         self._rule = Rule(
-            episodes=episodes,
-            tests=tests,
-            max_steps=max_steps,
-            gamma=float(gamma),
-            rate_initial=float(learning_rate),
-            rate_decay=float(learning_rate_decay),
-            rate_floor=float(learning_rate_floor),
-            mask_terminated=bool(mask_terminated),
-            before=next_action == "before",
-            enough_perfect=stop_after_perfect_tests or 0,
+            episodes=run.episodes,
+            tests=run.tests,
+            max_steps=env.step_limit,
+            gamma=float(run.gamma),
+            rate_initial=float(learner.learning_rate),
+            rate_decay=float(learner.decay),
+            rate_floor=float(learner.floor),
+            mask_terminated=bool(run.mask_terminated),
+            before=run.next_action == "before",
+            enough_perfect=run.stop_after_perfect_tests or 0,
         )
-        states, actions = self._domain.num_states, self._domain.num_actions
-        if isinstance(strategy, EpsilonStrategy):
-            strategy = read_strategy(strategy, runs, states)
-        self._lanes = _lanes(runs, states, actions, episodes, strategy, physics_dtype)
-        kind = 0
-        if isinstance(table, str):
-            kind = _TABLES[table]
-        elif tuple(table.shape) != (runs, states, actions):
-            raise ValueError(
-                f"table must have the shape {(runs, states, actions)} of [runs, states, actions], "
-                f"got {tuple(table.shape)}."
-            )
-        else:
+        self._lanes = _lanes(env, strategy, run.episodes)
+        kind = _TABLES[learner.initializer]
+        if table is not None:
+            wanted = self._lanes.table.shape
+            if tuple(table.shape) != wanted:
+                raise ValueError(
+                    f"table must have the shape {wanted} of [runs, states, actions], got "
+                    f"{tuple(table.shape)}."
+                )
             self._lanes.table[...] = table.detach().cpu().numpy()
-        kernel, lanes = self._domain.kernel, self._lanes
+            kind = 0
+        drawn = run.first_run, run.seed, kind, float(learner.scale), _NOTHING
+        self._each_block(
+            lambda first, last: start_lanes(self._domain, self._lanes, first, last, *drawn)
+        )
 
-        def work(first: int, last: int) -> None:
-            start_lanes(
-                kernel, lanes, first, last, first_run, seed, kind, float(scale), _NOTHING, STAMP
-            )
-
-        self._each_block(work)
+    @staticmethod
+    def can_run(strategy: EpsilonStrategy) -> bool:
+        """Whether the loops have `strategy`."""
+        return has_kernel(strategy)
 
     def _each_block(self, work: Callable[[int, int], None]) -> None:
         """`work(first, last)` on blocks of lanes; the threads take them as they get free."""
@@ -183,11 +132,11 @@ class NumbaTabularEngine:
                     f"got {tuple(uniforms.shape)}."
                 )
             given = np.ascontiguousarray(uniforms.double().numpy())
-        kernel, rule, lanes = self._domain.kernel, self._rule, self._lanes
+        domain, rule, lanes = self._domain, self._rule, self._lanes
 
         def work(first: int, last: int) -> None:
             scratch = _scratch(rule.tests, lanes.physics.dtype)
-            advance_lanes(kernel, rule, lanes, first, last, steps, given, scratch, STAMP)
+            self._advance_lanes(domain, rule, lanes, first, last, steps, given, scratch)
 
         self._each_block(work)
 
@@ -220,16 +169,6 @@ class NumbaTabularEngine:
     def table(self) -> Tensor:
         """The action values, ``[runs, states, actions]``; a view, not to be written to."""
         return torch.from_numpy(self._lanes.table)
-
-    @property
-    def state(self) -> Tensor:
-        """The state each run is in, int64 ``[runs]``."""
-        return torch.from_numpy(self._lanes.state)
-
-    @property
-    def physics(self) -> Tensor:
-        """Cart-pole's physics, ``[runs, 4]``; zero in other domains."""
-        return torch.from_numpy(self._lanes.physics)
 
     def write_strategy(self, strategy: EpsilonStrategy) -> None:
         """Give `strategy`, of the kind that this engine was built with, what the runs learned."""
@@ -274,20 +213,14 @@ def _signed(array: Any) -> Any:
     return array.view(np.int64) if array.dtype == np.uint64 else array
 
 
-def _lanes(
-    runs: int,
-    states: int,
-    actions: int,
-    episodes: int,
-    strategy: StrategyArrays,
-    physics_dtype: torch.dtype,
-) -> Lanes:
-    for name, array in strategy._asdict().items():
-        if name != "epsilons" and len(array) != runs:
-            raise ValueError(f"strategy: {name} must have one entry per run ({runs}): {len(array)}")
+def _lanes(env: BatchedEnv, strategy: EpsilonStrategy, episodes: int) -> Lanes:
+    runs, states, actions = env.batch_size.numel(), env.num_states, env.num_actions
+    if actions > np.iinfo(np.int16).max:
+        raise ValueError(f"The numba engine counts actions to 32767, env has {actions}.")
     count = np.zeros((6, runs), np.int64)
     curves = np.full((3, runs, episodes), np.nan)
-    physics = torch.zeros(runs, 4, dtype=physics_dtype).numpy()
+    physics = torch.zeros(runs, 4, dtype=env.physics_dtype).numpy()
+    epsilon = read_strategy(strategy, runs, states)
     return Lanes(
         table=np.zeros((runs, states, actions), np.float32),
         greedy=np.zeros((runs, states), np.int16),
@@ -300,11 +233,7 @@ def _lanes(
         epsilon_sum=np.zeros(runs),
         perfect=count[4],
         bits=np.zeros((runs, 4), np.uint64),
-        family=strategy.family,
-        parameters=strategy.parameters,
-        posterior=strategy.posterior,
-        epsilons=strategy.epsilons,
-        epsilons_row=strategy.epsilons_row,
+        **epsilon._asdict(),
         steps=curves[0],
         returns=curves[1],
         logged=curves[2],

@@ -1,0 +1,264 @@
+"""The algorithm's order, one update at a time: returns with Q before learning, learn, update ε."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from bmc_torchrl.functional import (
+    epsilon_greedy_action,
+    greedy_return,
+    legal_action_at,
+    uniform_return,
+)
+from bmc_torchrl.learners.q_learning import Experience, Learning
+from bmc_torchrl.learners.ranks import from_all_ranks, rank, world_size
+from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.training.episodes import EpisodeLog
+from bmc_torchrl.training.interaction import Interaction
+from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
+
+__all__ = ["OnlineLearning", "Pending"]
+
+
+class Pending(NamedTuple):
+    """A transition that the strategy learns from once Q has learned.
+
+    Attributes:
+        experience: The transition.
+        epsilon: ε that it was taken with, ``[runs]``.
+        state: Discrete state that was left, or None.
+        greedy: Return of acting greedily from then on, with Q before learning.
+        uniform: Return of acting uniformly.
+        chosen: Q(s, a) before learning.
+    """
+
+    experience: Experience
+    epsilon: Tensor
+    state: Tensor | None
+    greedy: Tensor
+    uniform: Tensor
+    chosen: Tensor
+
+
+class OnlineLearning:
+    """Acts, keeps, and lets the strategy learn after Q has learned, for any number of runs.
+
+    :meth:`next_batch` interacts and gives the minibatch of the next update; :meth:`finish` is
+    called when Q has learned from it.
+
+    Args:
+        network (nn.Module): Observations to action values.
+        strategy (EpsilonStrategy): The source of ε.
+        learning (Learning): Replay and loss.
+        interaction (Interaction): The environments.
+        log (EpisodeLog): Where runs stand.
+        num_actions (int): How many actions there are.
+        gamma (float): Discount factor.
+        mask_terminated (bool): No bootstrap from terminal states in the returns.
+        on_policy (bool): Whether the loss needs ε of the next state.
+        learning_starts (int): Transitions before the first update.
+        frames_per_update (int): Environment steps per update.
+        shared_posterior (bool): Learn ε from all ranks' transitions.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        strategy: EpsilonStrategy,
+        learning: Learning,
+        interaction: Interaction,
+        log: EpisodeLog,
+        *,
+        num_actions: int,
+        gamma: float,
+        mask_terminated: bool = True,
+        on_policy: bool = False,
+        learning_starts: int = 1,
+        frames_per_update: int = 1,
+        shared_posterior: bool = False,
+    ) -> None:
+        self.network, self.strategy, self.learning = network, strategy, learning
+        self.interaction, self.log, self.num_actions = interaction, log, num_actions
+        self.gamma, self.mask_terminated, self.on_policy = gamma, mask_terminated, on_policy
+        self.learning_starts, self.frames_per_update = learning_starts, frames_per_update
+        self.shared_posterior = shared_posterior
+        self.needs_change = "value_change" in strategy.in_keys
+        self.step_hooks: list[Callable[[Tensor], None]] = []
+        self.loss = torch.zeros(log.runs)
+        self.started = False
+        self.vector_steps = 0
+        self._resume: dict[str, Any] | None = None
+        self._pending: Pending | None = None
+        self._running = [[0.0] * 4 for _ in range(log.runs)]
+
+    def start(self) -> None:
+        """Begin the first episodes, or go on where a checkpoint stopped."""
+        if self.started:
+            return
+        self.started = True
+        if self._resume is None:
+            if rank():
+                seed_everything(torch.initial_seed() + rank())
+            self.interaction.start()
+            return
+        resume, self._resume = self._resume, None
+        self.interaction.load_state_dict(resume["interaction"])
+        self.learning.refill(resume["learning"])
+        restore_random_state(resume["random"])
+        self._running = self.log.running.T.tolist()
+
+    def next_batch(self) -> Any:
+        """Interact until an update is due, and give its minibatch."""
+        self.start()
+        for _ in range(self.frames_per_update):
+            self.frame()
+        while len(self.learning) < self.learning_starts:
+            self.frame()
+        return self.learning.sample()
+
+    @torch.no_grad()
+    def frame(self) -> None:
+        """One transition of every run, with its returns before learning."""
+        self.finish()
+        interaction = self.interaction
+        state, value = interaction.state, self.network(interaction.observation)
+        epsilon = self.epsilon_at(state)
+        draws = torch.rand(2, len(value), dtype=torch.float32, device=value.device)
+        action = self.action_from(value, epsilon, interaction.mask, draws)
+        experience = interaction.step(action)
+        greedy, uniform = self.returns(experience)
+        self.learning.add(experience)
+        chosen = value.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        self._pending = Pending(experience, epsilon, state, greedy, uniform, chosen)
+
+    def epsilon_at(self, state: Tensor | None) -> Tensor:
+        """ε of every run, in discrete states where it depends on them."""
+        key = self.strategy.state_key
+        if key is not None and state is None:
+            raise ValueError(
+                f"{type(self.strategy).__name__} keeps an ε per state, and the environment has no "
+                "discrete state: build the strategy without num_states (num_states=1 for VDBE)."
+            )
+        entries = {} if key is None else {key: state}
+        epsilon = self.strategy.epsilon(TensorDict(entries, [self.log.runs]))
+        return epsilon.float().expand(self.log.runs)
+
+    def epsilon_after(self) -> Tensor | None:
+        """ε of the state just reached, where the target needs it."""
+        return self.epsilon_at(self.interaction.state_after) if self.on_policy else None
+
+    def action_from(
+        self, value: Tensor, epsilon: Tensor, mask: Tensor | None, draws: Tensor
+    ) -> Tensor:
+        """ε-greedy actions ``[runs]`` from action values and draws ``[2, runs]``."""
+        if mask is None:
+            return epsilon_greedy_action(value.argmax(-1), epsilon, draws, self.num_actions)
+        coin, which = draws.unbind(0)
+        greedy = value.masked_fill(~mask, -torch.inf).argmax(-1)
+        return torch.where(coin < epsilon, legal_action_at(which, mask), greedy)
+
+    def returns(self, experience: Experience) -> list[Tensor]:
+        """The greedy and the uniform model's return of each run, ``[runs]``."""
+        value = self.network(experience.after).float()
+        ended = experience.terminated if self.mask_terminated else None
+        return [
+            model(
+                experience.reward, value, self.gamma, terminated=ended, action_mask=experience.mask
+            )
+            for model in (greedy_return, uniform_return)
+        ]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Let the strategy learn from the last transition, and account for it."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        experience, change = pending.experience, None
+        if self.needs_change:
+            change = self.value_change(experience, pending.chosen)
+        self.learn_epsilon(
+            experience.done, pending.state, pending.greedy, pending.uniform, change, self.active()
+        )
+        self.account(experience, pending.epsilon)
+
+    def value_change(self, experience: Experience, chosen: Tensor) -> Tensor:
+        """By how much learning changed Q(s, a), ``[runs]``."""
+        value: Tensor = self.network(experience.before)
+        return value.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1) - chosen
+
+    def active(self) -> Tensor | None:
+        """The runs that still learn, or None if all always do."""
+        return None if self.log.endless else ~self.log.finished
+
+    def learn_epsilon(
+        self,
+        done: Tensor,
+        state: Tensor | None,
+        greedy: Tensor,
+        uniform: Tensor,
+        change: Tensor | None,
+        active: Tensor | None,
+    ) -> None:
+        """Let the strategy learn from a transition, each argument ``[runs]`` or None."""
+        entries: dict[Any, Any] = {
+            "greedy_return": greedy,
+            "uniform_return": uniform,
+            "next": {"done": done.unsqueeze(-1)},
+        }
+        if change is not None:
+            entries["value_change"] = change
+        if self.strategy.state_key is not None:
+            entries[self.strategy.state_key] = state
+        if active is not None:
+            entries["collector"] = {"mask": active}
+        transition = TensorDict(entries, [self.log.runs])
+        if self.shared_posterior and world_size() > 1:
+            parts = [part.to(greedy.device) for part in from_all_ranks(transition.cpu())]
+            transition = torch.stack(parts, -1)
+        self.strategy.update(transition)
+
+    def account(self, experience: Experience, epsilon: Tensor) -> None:
+        """Count the step; where the host knows the rewards, tensors are touched at ends only."""
+        self.vector_steps += 1
+        known = self.interaction.known
+        if known is not None:
+            rewards, ended = known
+            if ended:
+                self.write_running()
+            used, losses = epsilon.tolist(), self.loss.tolist()
+            for totals, *values in zip(self._running, rewards, used, losses, strict=True):
+                totals[0] += 1.0
+                for place, value in enumerate(values, start=1):
+                    totals[place] += value
+            for row in ended:
+                self._running[row] = [0.0] * 4
+            if not ended:
+                return
+        said = self.strategy.diagnostics()
+        due = self.log.record(experience.reward, experience.done, epsilon, self.loss, said)
+        for hook in self.step_hooks:
+            hook(due)
+
+    def write_running(self) -> None:
+        """Give the log what only the host has counted so far."""
+        self.log.running.copy_(torch.tensor(self._running).T)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on exactly from here: environments, replay, random numbers."""
+        if self.interaction.known is not None:
+            self.write_running()
+        return {
+            "interaction": self.interaction.state_dict(),
+            "learning": self.learning.contents(),
+            "random": random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there when learning starts."""
+        self._resume = state
