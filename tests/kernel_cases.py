@@ -14,6 +14,7 @@ from bmc_torchrl.strategies import (
     BMCEpsilon,
     ConstantEpsilon,
     GeometricEpsilon,
+    LinearEpsilon,
     PowerEpsilon,
     StackedEpsilon,
     VDBEEpsilon,
@@ -60,13 +61,18 @@ def double(*size, random, low=0.0, high=1.0):
 
 
 def strategies(states, actions):
-    """Every family, two runs each, with unequal parameters."""
+    """Every family, two runs each, with unequal parameters, in a nested stack."""
     return StackedEpsilon(
         [
             BMCEpsilon(1.0, 1.01, prior=NormalGammaPrior(b0=5.0), batch_shape=[2]),
             VDBEEpsilon(states, [0.05, 1.0], 1 / actions, batch_shape=[2]),
             GeometricEpsilon(0.5, [0.9, 0.7], batch_shape=[2]),
             PowerEpsilon(0.5, [0.5, 1.5], first_index=0, batch_shape=[2]),
-            ConstantEpsilon([0.1, 0.5], batch_shape=[2]),
+            StackedEpsilon(
+                [
+                    ConstantEpsilon([0.1, 0.5], batch_shape=[2]),
+                    LinearEpsilon(1.0, [0.1, 0.2], num_frames=100, batch_shape=[2]),
+                ]
+            ),
         ]
     )

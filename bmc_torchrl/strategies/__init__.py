@@ -1,23 +1,41 @@
 """Sources of ε: what decides how much an agent explores."""
 
 from bmc_torchrl.strategies.base import EpsilonStrategy
-from bmc_torchrl.strategies.bmc import BMCEpsilon
+from bmc_torchrl.strategies.bmc import BMCEpsilon, BMCRule
+from bmc_torchrl.strategies.scalar import NoScalarFormError, ScalarForm, ScalarRule
 from bmc_torchrl.strategies.schedules import (
     ConstantEpsilon,
     GeometricEpsilon,
+    GeometricRule,
     LinearEpsilon,
+    LinearRule,
     PowerEpsilon,
+    PowerRule,
 )
 from bmc_torchrl.strategies.stacked import StackedEpsilon
-from bmc_torchrl.strategies.vdbe import VDBEEpsilon
+from bmc_torchrl.strategies.vdbe import VDBEEpsilon, VDBERule
 
 __all__ = [
+    "SCALAR_RULES",
     "BMCEpsilon",
     "ConstantEpsilon",
     "EpsilonStrategy",
     "GeometricEpsilon",
     "LinearEpsilon",
+    "NoScalarFormError",
     "PowerEpsilon",
+    "ScalarForm",
+    "ScalarRule",
     "StackedEpsilon",
     "VDBEEpsilon",
 ]
+
+SCALAR_RULES: tuple[type[ScalarRule], ...] = (
+    BMCRule,
+    ScalarRule,
+    GeometricRule,
+    PowerRule,
+    VDBERule,
+    LinearRule,
+)
+"""Rules that an engine compiles together, so that one compilation serves every strategy here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from tensordict.utils import expand_as_right, expand_right
 from torch import Tensor
 
 from bmc_torchrl.precision import KeepsPrecision, PerRun, per_run, require_run_shape, shown
+from bmc_torchrl.strategies.scalar import NoScalarFormError, ScalarForm
 
 __all__ = [
     "EpsilonStrategy",
@@ -40,7 +41,8 @@ class EpsilonStrategy(KeepsPrecision, ABC):
 
     A subclass defines :attr:`eps`; :meth:`epsilon`, if ε depends on more than the run; and, if it
     learns, :attr:`in_keys`, :meth:`read` (all that can go wrong) and :meth:`learn` (all that
-    changes), so that an update that raises has changed nothing.
+    changes), so that an update that raises has changed nothing. For the numba engine it defines
+    :meth:`scalars` and, if it learns, :meth:`load_scalars`.
 
     A transition has the strategy's batch shape (one step) or more dimensions: those beyond
     `batch_shape` are walked in order, time slowest. Time is the dimension that TorchRL named
@@ -150,6 +152,43 @@ class EpsilonStrategy(KeepsPrecision, ABC):
 
         Returns:
             ``[*batch_shape]`` each; nothing, unless a subclass says more.
+        """
+        return {}
+
+    def parts(self) -> Iterator[tuple[EpsilonStrategy, slice]]:
+        """The strategies that this one is made of, each with its runs.
+
+        Returns:
+            Itself with all runs, unless a subclass says more.
+        """
+        yield self, slice(0, self.batch_shape[0] if self.batch_shape else 1)
+
+    def scalars(self) -> ScalarForm:
+        """The strategy as plain functions, with what it remembers now; for the numba engine.
+
+        Returns:
+            They hold for the class that defines this method, not for a subclass that redefines
+            what it learns or how.
+        """
+        raise NoScalarFormError(f"{type(self).__name__} has no scalars() of its own.")
+
+    def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
+        """Take over what the functions of :meth:`scalars` have learned; nothing by default.
+
+        Args:
+            memory (Tensor): ``[runs, columns]``, perhaps more columns than :meth:`scalars` gave.
+            local (Tensor, optional): ``[runs, states]``, if :meth:`scalars` gave it.
+        """
+
+    @staticmethod
+    def scalar_diagnostics(memory: Tensor) -> dict[str, Tensor]:
+        """What :meth:`diagnostics` would say, from the memory of :meth:`scalars`.
+
+        Args:
+            memory (Tensor): ``[*batch, columns]``.
+
+        Returns:
+            ``[*batch]`` each; nothing, unless a subclass says more.
         """
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -26,6 +27,13 @@ from bmc_torchrl.strategies.base import (
     has_time,
     per_run_buffer,
 )
+from bmc_torchrl.strategies.scalar import (
+    NoScalarFormError,
+    Number,
+    Row,
+    ScalarForm,
+    ScalarRule,
+)
 
 # What compiles a walk through time into one loop of the graph is not public. Without it, the walk
 # is unrolled: as many copies of the step as there are steps.
@@ -39,7 +47,7 @@ except ImportError:
 _foreach_copy: Callable[[list[Tensor], list[Tensor]], None] | None
 _foreach_copy = getattr(torch, "_foreach_copy_", None)
 
-__all__ = ["BMCEpsilon", "BMCPosterior", "bmc_step", "usable"]
+__all__ = ["BMCEpsilon", "BMCPosterior", "BMCRule", "bmc_step", "usable"]
 
 LARGEST_RETURN = 1e100
 """Pairs of returns of a larger norm, infinite or NaN, are skipped."""
@@ -120,6 +128,70 @@ def bmc_step(
     moments = welford_update(Moments(*posterior[2:]), observed, learns)
     ratio = likelihood.log_evidence_ratio(gap, alpha, beta, moments)
     return BMCPosterior(*beta_moment_match(alpha, beta, ratio), *moments), ratio
+
+
+def log_evidence_ratio_of(gap: Number, alpha: Number, beta: Number, a: Number, b: Number) -> Number:
+    """``student_t_log_evidence_ratio`` of numbers."""
+    total = alpha + beta
+    smaller, lead = min(alpha, beta) / total, (alpha - beta) / total
+    squared = gap * gap
+    ratio = math.log1p(abs(lead) * squared / (2 * b + smaller * smaller * squared))
+    return (a + 0.5) * math.copysign(ratio, lead)
+
+
+def moments_matched(alpha: Number, beta: Number, ratio: Number) -> tuple[Number, Number]:
+    """``beta_moment_match`` of numbers."""
+    weaker = math.exp(-abs(ratio))
+    e_u, e_q = (weaker, 1.0) if ratio < 0 else (1.0, weaker)
+    u, g = alpha * e_u, beta * e_q
+    evidence = u + g
+    spread = (u + alpha * evidence) * (g + beta * evidence) + u * g * (1 + alpha + beta)
+    c = alpha * beta * (e_q - e_u) / spread
+    return alpha - u * (alpha + 1) * c, beta + g * (beta + 1) * c
+
+
+class BMCRule(ScalarRule):
+    """:func:`bmc_step` with the Student-t likelihood, for one run.
+
+    Parameters are μ₀, τ₀, a₀ and b₀; memory is ε, α, β, the number, mean and squared deviations of
+    the returns, the last log evidence ratio, and how many transitions were skipped.
+    """
+
+    @staticmethod
+    def begin(parameters: Row, memory: Row, episode: Number) -> None:
+        """ε of the posterior."""
+        memory[0] = memory[1] / (memory[1] + memory[2])
+
+    @staticmethod
+    def learn(
+        parameters: Row,
+        memory: Row,
+        local: Row,
+        state: Number,
+        greedy: Number,
+        uniform: Number,
+        change: Number,
+    ) -> None:
+        """Lines 12–15 of Algorithm 1; returns that are not :func:`usable` are skipped."""
+        if not greedy * greedy + uniform * uniform < LARGEST_RETURN**2:
+            memory[6] = 0.0
+            memory[7] += 1
+            return
+        mu0, tau0, a0, b0 = parameters[0], parameters[1], parameters[2], parameters[3]
+        alpha, beta = memory[1], memory[2]
+        observed = greedy + alpha / (alpha + beta) * (uniform - greedy)
+        count = memory[3] + 1
+        deviation = observed - memory[4]
+        step = deviation / count
+        mean = memory[4] + step
+        m2 = memory[5] + deviation * (deviation - step)
+        shift = tau0 / (tau0 + count) * (mean - mu0) ** 2
+        a = a0 + count / 2
+        b = b0 + count / 2 * (m2 / max(count - 1, 1.0) + shift)
+        ratio = log_evidence_ratio_of(greedy - uniform, alpha, beta, a, b)
+        alpha, beta = moments_matched(alpha, beta, ratio)
+        memory[0], memory[1], memory[2] = alpha / (alpha + beta), alpha, beta
+        memory[3], memory[4], memory[5], memory[6] = count, mean, m2, ratio
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -301,16 +373,49 @@ class BMCEpsilon(EpsilonStrategy):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The posterior of each run, averaged over states; the last evidence; what was skipped."""
-        found = {
-            "posterior/alpha": self.alpha,
-            "posterior/beta": self.beta,
-            "posterior/return_variance": self.return_variance,
-        }
+        alpha, beta, variance = self.alpha, self.beta, self.return_variance
         if self.num_states is not None:
-            found = {name: value.mean(-1) for name, value in found.items()}
-        found["posterior/strength"] = found["posterior/alpha"] + found["posterior/beta"]
-        found["posterior/log_evidence_ratio"] = self.log_evidence_ratio
-        return found | {"skipped": self.skipped.double()}
+            alpha, beta, variance = alpha.mean(-1), beta.mean(-1), variance.mean(-1)
+        return _named(alpha, beta, variance, self.log_evidence_ratio, self.skipped.double())
+
+    def scalars(self) -> ScalarForm:
+        """Prior and posterior; online, with one Student-t posterior per run."""
+        if self.offline or self.num_states is not None:
+            raise NoScalarFormError(
+                "Only ε-BMC with one posterior per run and online updates is a function of numbers."
+            )
+        if type(self.likelihood) is not StudentTLikelihood:
+            raise NoScalarFormError(
+                "Only ε-BMC with the Student-t likelihood is a function of numbers, not with "
+                f"{type(self.likelihood).__name__}."
+            )
+        prior = self.likelihood
+        return ScalarForm(
+            BMCRule,
+            parameters=(prior.mu0, prior.tau0, prior.a0, prior.b0),
+            memory=(self.eps, *self._remembered()),
+        )
+
+    def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
+        """Take over the posterior, the last evidence and what was skipped."""
+        for buffer, column in zip(self._remembered(), memory.unbind(-1)[1:], strict=False):
+            buffer.copy_(column)
+
+    def _remembered(self) -> tuple[Tensor, ...]:
+        return (*self._posterior(), self.log_evidence_ratio, self.skipped)
+
+    @staticmethod
+    def scalar_diagnostics(memory: Tensor) -> dict[str, Tensor]:
+        """What :meth:`diagnostics` would say, from the memory of :class:`BMCRule`.
+
+        Args:
+            memory (Tensor): ``[*batch, columns]``.
+
+        Returns:
+            ``[*batch]`` each.
+        """
+        _, alpha, beta, count, mean, m2, ratio, skipped, *_ = memory.unbind(-1)
+        return _named(alpha, beta, Moments(count, mean, m2).variance, ratio, skipped)
 
     def _posterior(self) -> BMCPosterior:
         alpha, beta = self.alpha, self.beta
@@ -434,6 +539,19 @@ class BMCEpsilon(EpsilonStrategy):
         offline = ", update='offline'" if self.offline else ""
         posterior = f"alpha={shown(self.alpha)}, beta={shown(self.beta)}"
         return f"{super().extra_repr()}, {posterior}{states}{offline}"
+
+
+def _named(
+    alpha: Tensor, beta: Tensor, variance: Tensor, ratio: Tensor, skipped: Tensor
+) -> dict[str, Tensor]:
+    return {
+        "posterior/alpha": alpha,
+        "posterior/beta": beta,
+        "posterior/return_variance": variance,
+        "posterior/strength": alpha + beta,
+        "posterior/log_evidence_ratio": ratio,
+        "skipped": skipped,
+    }
 
 
 def _put(buffer: Tensor, value: Tensor) -> None:

@@ -12,8 +12,23 @@ from torch import Tensor
 from bmc_torchrl.functional import geometric_decay, linear_decay, power_decay
 from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import EpsilonStrategy, per_run_buffer
+from bmc_torchrl.strategies.scalar import (
+    NoScalarFormError,
+    Number,
+    Row,
+    ScalarForm,
+    ScalarRule,
+)
 
-__all__ = ["ConstantEpsilon", "GeometricEpsilon", "LinearEpsilon", "PowerEpsilon"]
+__all__ = [
+    "ConstantEpsilon",
+    "GeometricEpsilon",
+    "GeometricRule",
+    "LinearEpsilon",
+    "LinearRule",
+    "PowerEpsilon",
+    "PowerRule",
+]
 
 
 def _probability(value: PerRun, batch_shape: Sequence[int], name: str) -> Tensor:
@@ -44,6 +59,10 @@ class ConstantEpsilon(EpsilonStrategy):
         """ε per run."""
         return self.value.expand(self.batch_shape)
 
+    def scalars(self) -> ScalarForm:
+        """ε."""
+        return ScalarForm(ScalarRule, memory=(self.value,))
+
 
 class _AnnealedByEpisodes(EpsilonStrategy):
     """Counts the episodes that ended."""
@@ -65,6 +84,20 @@ class _AnnealedByEpisodes(EpsilonStrategy):
         """Count."""
         (ended,) = columns
         self.episodes += ended.sum(0)
+
+    def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
+        """Take over the number of episodes."""
+        self.episodes.copy_(memory[:, 1])
+
+
+class GeometricRule(ScalarRule):
+    """``geometric_decay``: parameters are ε₀, ρ, episodes before; memory is ε, episodes so far."""
+
+    @staticmethod
+    def begin(parameters: Row, memory: Row, episode: Number) -> None:
+        """ε of the episode."""
+        memory[1] = episode + parameters[2]
+        memory[0] = parameters[0] * parameters[1] ** memory[1]
 
 
 class GeometricEpsilon(_AnnealedByEpisodes):
@@ -93,9 +126,24 @@ class GeometricEpsilon(_AnnealedByEpisodes):
         """ε per run."""
         return geometric_decay(self.initial, self.rate, self.episodes)
 
+    def scalars(self) -> ScalarForm:
+        """The formula's parameters, ε and the episodes so far."""
+        parameters = (self.initial, self.rate, self.episodes)
+        return ScalarForm(GeometricRule, parameters, memory=(self.eps, self.episodes))
+
     def extra_repr(self) -> str:
         """ε and its formula's parameters."""
         return f"{super().extra_repr()}, initial={shown(self.initial)}, rate={shown(self.rate)}"
+
+
+class PowerRule(ScalarRule):
+    """``power_decay``: parameters are ε₀, p, first index, episodes before; memory as there."""
+
+    @staticmethod
+    def begin(parameters: Row, memory: Row, episode: Number) -> None:
+        """ε of the episode."""
+        memory[1] = episode + parameters[3]
+        memory[0] = parameters[0] * max(memory[1] + parameters[2], 1.0) ** -parameters[1]
 
 
 class PowerEpsilon(_AnnealedByEpisodes):
@@ -136,10 +184,34 @@ class PowerEpsilon(_AnnealedByEpisodes):
         """ε per run."""
         return power_decay(self.initial, self.power, self.episodes, self.first_index)
 
+    def scalars(self) -> ScalarForm:
+        """The formula's parameters, ε and the episodes so far."""
+        parameters = (self.initial, self.power, self.first_index, self.episodes)
+        return ScalarForm(PowerRule, parameters, memory=(self.eps, self.episodes))
+
     def extra_repr(self) -> str:
         """ε and its formula's parameters."""
         formula = f"initial={shown(self.initial)}, power={shown(self.power)}"
         return f"{super().extra_repr()}, {formula}, first_index={self.first_index}"
+
+
+class LinearRule(ScalarRule):
+    """``linear_decay``: parameters are first and last ε, frames between; memory is ε, frames."""
+
+    @staticmethod
+    def learn(
+        parameters: Row,
+        memory: Row,
+        local: Row,
+        state: Number,
+        greedy: Number,
+        uniform: Number,
+        change: Number,
+    ) -> None:
+        """Count."""
+        initial, final, num_frames = parameters[0], parameters[1], parameters[2]
+        memory[1] += 1.0
+        memory[0] = max(final, initial - memory[1] * (initial - final) / num_frames)
 
 
 class LinearEpsilon(EpsilonStrategy):
@@ -218,6 +290,17 @@ class LinearEpsilon(EpsilonStrategy):
         """
         if self.count_by == "step":
             self.frames += frames
+
+    def scalars(self) -> ScalarForm:
+        """The formula's parameters, ε and the frames so far, if the clock is :meth:`update`."""
+        if self.count_by == "step":
+            raise NoScalarFormError("LinearEpsilon with count_by='step' is moved by step() alone.")
+        parameters = (self.initial, self.final, float(self.num_frames))
+        return ScalarForm(LinearRule, parameters, memory=(self.eps, self.frames))
+
+    def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
+        """Take over the number of frames."""
+        self.frames.copy_(memory[:, 1])
 
     def extra_repr(self) -> str:
         """ε and its formula's parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -59,6 +59,12 @@ class StackedEpsilon(EpsilonStrategy):
             assert isinstance(strategy, EpsilonStrategy)
             yield strategy, slice(start, start + size)
             start += size
+
+    def parts(self) -> Iterator[tuple[EpsilonStrategy, slice]]:
+        """The strategies, those of nested stacks one by one, each with its runs."""
+        for strategy, runs in self._slices():
+            for part, own in strategy.parts():
+                yield part, slice(runs.start + own.start, runs.start + own.stop)
 
     @property
     def eps(self) -> Tensor:

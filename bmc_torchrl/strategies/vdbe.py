@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,8 +12,34 @@ from torch import Tensor
 from bmc_torchrl.functional import vdbe_epsilon
 from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
+from bmc_torchrl.strategies.scalar import Number, Row, ScalarForm, ScalarRule
 
-__all__ = ["VDBEEpsilon"]
+__all__ = ["VDBEEpsilon", "VDBERule"]
+
+
+class VDBERule(ScalarRule):
+    """``vdbe_epsilon`` for one run: parameters are σ and δ, `local` is ε of each state."""
+
+    @staticmethod
+    def epsilon(memory: Row, local: Row, state: Number) -> Number:
+        """ε of the state."""
+        return local[state]
+
+    @staticmethod
+    def learn(
+        parameters: Row,
+        memory: Row,
+        local: Row,
+        state: Number,
+        greedy: Number,
+        uniform: Number,
+        change: Number,
+    ) -> None:
+        """Move ε of the state; a change that is not finite teaches nothing."""
+        if math.isfinite(change):
+            sigma, delta = parameters[0], parameters[1]
+            moved = delta * math.tanh(abs(change) / (2 * sigma))
+            local[state] = moved + (1 - delta) * local[state]
 
 
 class VDBEEpsilon(EpsilonStrategy):
@@ -103,6 +130,15 @@ class VDBEEpsilon(EpsilonStrategy):
             old = gather_state(self.epsilons, state)
             new = vdbe_epsilon(old, change, self.sigma, self.delta)
             self.epsilons.scatter_(-1, state[..., None], torch.where(learns, new, old)[..., None])
+
+    def scalars(self) -> ScalarForm:
+        """σ and δ, and ε of each state."""
+        return ScalarForm(VDBERule, parameters=(self.sigma, self.delta), local=self.epsilons)
+
+    def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
+        """Take over ε of each state."""
+        assert local is not None
+        self.epsilons.copy_(local)
 
     def extra_repr(self) -> str:
         """ε and its formula's parameters."""

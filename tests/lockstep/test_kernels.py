@@ -23,8 +23,15 @@ from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.likelihoods import NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.lockstep.numba import formulas as kernels
 from bmc_torchrl.lockstep.numba.arguments import read_strategy
-from bmc_torchrl.strategies import ConstantEpsilon, GeometricEpsilon, PowerEpsilon
-from bmc_torchrl.strategies.bmc import BMCPosterior, bmc_step, usable
+from bmc_torchrl.lockstep.numba.rules import compiled_rule
+from bmc_torchrl.strategies import (
+    ConstantEpsilon,
+    GeometricEpsilon,
+    LinearEpsilon,
+    PowerEpsilon,
+)
+from bmc_torchrl.strategies.bmc import BMCPosterior, BMCRule, bmc_step, moments_matched, usable
+from bmc_torchrl.strategies.vdbe import VDBERule
 
 NONE = (0.0, 0.0, 0.0, 0.0)
 
@@ -135,14 +142,15 @@ def test_bmc_kernel_is_bmc_step(random):
     greedy[:50] = torch.inf
     before = BMCPosterior(alpha, beta, count, mean, m2 * (count > 1))
     learns = usable(greedy, uniform)
-    after, _ = bmc_step(before, greedy, uniform, learns, StudentTLikelihood(prior))
-    posterior, parameters = torch.stack(before, -1).numpy(), np.array([0.3, 2.0, 500.0, 20.0])
-    epsilon = [
-        kernels.bmc_update(row, q, u, parameters)
-        for row, (q, u) in zip(posterior, rows(greedy, uniform), strict=True)
-    ]
-    np.testing.assert_allclose(posterior, torch.stack(after, -1).numpy(), rtol=1e-12)
-    np.testing.assert_allclose(epsilon, after.alpha / (after.alpha + after.beta), rtol=1e-12)
+    after, ratio = bmc_step(before, greedy, uniform, learns, StudentTLikelihood(prior))
+    zeros = torch.zeros_like(alpha)
+    memory = torch.stack([alpha / (alpha + beta), *before, zeros + 9, zeros], -1).numpy()
+    parameters, learn = np.array([0.3, 2.0, 500.0, 20.0]), compiled_rule(BMCRule.learn)
+    for row, (q, u) in zip(memory, rows(greedy, uniform), strict=True):
+        learn(parameters, row, row, 0, q, u, 0.0)
+    expected = [after.alpha / (after.alpha + after.beta), *after, ratio, ~learns]
+    np.testing.assert_allclose(memory, torch.stack(expected, -1).numpy(), rtol=1e-12)
+    assert memory[:, -1].sum() == 50
 
 
 def test_moment_matching_agrees_for_every_strength_of_evidence(random):
@@ -150,7 +158,8 @@ def test_moment_matching_agrees_for_every_strength_of_evidence(random):
     ratio = 10 ** double(COUNT, random=random, low=-12, high=3)
     ratio = ratio * torch.where(double(COUNT, random=random) < 0.5, -1.0, 1.0)
     ratio[:10] = 0.0
-    result = [kernels.moment_match(*row) for row in rows(alpha, beta, ratio)]
+    match = compiled_rule(moments_matched)
+    result = [match(*row) for row in rows(alpha, beta, ratio)]
     expected = torch.stack(functional.beta_moment_match(alpha, beta, ratio), -1)
     np.testing.assert_allclose(np.array(result), expected, rtol=1e-12)
 
@@ -161,9 +170,15 @@ def test_vdbe_kernel_is_vdbe_epsilon(random):
     sigma = 10 ** double(COUNT, random=random, low=-2, high=2)
     delta = double(COUNT, random=random)
     expected = functional.vdbe_epsilon(epsilon, change, sigma, delta)
-    result = [kernels.vdbe_update(*row) for row in rows(epsilon, change, sigma, delta)]
-    np.testing.assert_allclose(result, expected, rtol=1e-14)
-    assert kernels.vdbe_update(0.3, float("nan"), 1.0, 0.5) == 0.3
+    parameters, learn = torch.stack([sigma, delta], -1).numpy(), compiled_rule(VDBERule.learn)
+    local = torch.stack([torch.zeros(COUNT), epsilon], -1).numpy()
+    for own, row, moved in zip(parameters, local, change.tolist(), strict=True):
+        learn(own, row, row, 1, 0.0, 0.0, moved)
+    np.testing.assert_allclose(local[:, 1], expected, rtol=1e-14)
+    assert not local[:, 0].any()
+    before = local[0, 1]
+    learn(parameters[0], local[0], local[0], 1, 0.0, 0.0, float("nan"))
+    assert local[0, 1] == before == compiled_rule(VDBERule.epsilon)(local[0], local[0], 1)
 
 
 @pytest.mark.parametrize(
@@ -181,14 +196,25 @@ def test_schedules_agree_however_the_episodes_were_counted(strategy, random):
     more = torch.randint(500, (COUNT,), generator=random)
     if hasattr(strategy, "episodes"):
         strategy.episodes.copy_(counted)
-    arrays = read_strategy(strategy, COUNT, 1)
+    rules, arrays = read_strategy(strategy, COUNT, 1, 1)
     if hasattr(strategy, "episodes"):
         strategy.episodes.add_(more)
-    result = [
-        kernels.scheduled_epsilon(family, parameters, k)
-        for family, parameters, k in zip(*arrays[:2], more.tolist(), strict=True)
-    ]
-    np.testing.assert_allclose(result, strategy.eps, rtol=1e-13)
+    begin = compiled_rule(rules[arrays.rule[0]].begin)
+    for parameters, memory, k in zip(arrays.parameters, arrays.memory, more.tolist(), strict=True):
+        begin(parameters, memory, k)
+    np.testing.assert_allclose(arrays.memory[:, 0], strategy.eps, rtol=1e-13)
+
+
+def test_linear_annealing_counts_every_step():
+    frames = torch.arange(120)
+    strategy = LinearEpsilon(0.9, 0.1, num_frames=100, batch_shape=[120])
+    strategy.frames.copy_(frames)
+    rules, arrays = read_strategy(strategy, 120, 1, 1)
+    learn = compiled_rule(rules[arrays.rule[0]].learn)
+    for parameters, memory in zip(arrays.parameters, arrays.memory, strict=True):
+        learn(parameters, memory, memory, 0, 0.0, 0.0, 0.0)
+    strategy.frames += 1
+    np.testing.assert_array_equal(arrays.memory[:, 0], strategy.eps)
 
 
 def test_epsilon_greedy_agrees_in_single_precision(random):

@@ -82,7 +82,7 @@ def test_an_engine_is_chosen_by_learner_and_device_and_says_what_it_can_run() ->
     assert engine_class(SARSA, gpu) is TabularLockstep
     assert engine_class(PUBLISHED, cpu) is engine_class(PUBLISHED, gpu) is DQNLockstep
     assert engine_class(DQNSettings(), cpu) is None
-    linear = LinearEpsilon(batch_shape=[1])
+    linear = LinearEpsilon(count_by="step", batch_shape=[1])
     stacked = StackedEpsilon([ConstantEpsilon(0.1, batch_shape=[1]), linear])
     assert not NumbaTabularEngine.can_run(linear)
     assert not NumbaTabularEngine.can_run(stacked)
@@ -97,15 +97,15 @@ def test_an_engine_is_chosen_by_learner_and_device_and_says_what_it_can_run() ->
 
 @pytest.mark.parametrize("learner", ["tables", "networks"])
 def test_the_torch_engines_run_a_strategy_that_numba_does_not_have(learner: str) -> None:
-    strategy = LinearEpsilon(1.0, 0.0, num_frames=50, batch_shape=[RUNS])
+    strategy = BMCEpsilon(1.0, 1.5, update="offline", batch_shape=[RUNS])
     run = RunSettings(gamma=0.5, episodes=30)
     kind, settings = {"tables": (TabularLockstep, SARSA), "networks": (DQNLockstep, PUBLISHED)}[
         learner
     ]
     engine = kind(chain(), strategy, run, settings, compiled=False)
     engine.advance(60)
-    assert (strategy.eps == 0).all()
-    assert engine.epsilons[:, 0].min() > 0.5
+    assert (strategy.eps < 0.4).all()
+    torch.testing.assert_close(engine.epsilons[:, 0], torch.full((RUNS,), 0.4).double())
 
 
 def test_an_environment_without_lanes_or_scalars_says_so() -> None:

@@ -11,8 +11,17 @@ from kernel_cases import DOMAINS, LEARNERS, RUNS, strategies
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv, SupplyNetwork
 from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.likelihoods import GaussianLikelihood
+from bmc_torchrl.lockstep.numba.loops import CURVES
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.strategies import BMCEpsilon, ConstantEpsilon, LinearEpsilon, VDBEEpsilon
+
+
+class Unlike(ConstantEpsilon):
+    """Inherits functions of numbers that are not its own."""
+
+    @property
+    def eps(self):
+        return 1 - super().eps
 
 
 def small_engine(name="grid_world", runs=6, strategy=None, **options):
@@ -25,7 +34,11 @@ def small_engine(name="grid_world", runs=6, strategy=None, **options):
 
 
 def results(engine):
-    return torch.stack([engine.steps, engine.returns, engine.epsilons])
+    return torch.stack([getattr(engine, name) for name in CURVES])
+
+
+def diagnostics(engine):
+    return torch.stack(list(engine.diagnostics.values()))
 
 
 @pytest.mark.parametrize("name", ["grid_world", "supply_chain"])
@@ -54,17 +67,20 @@ def test_a_run_depends_on_seed_and_index_alone(name):
 def test_resuming_is_exact(name):
     env = DOMAINS[name]()
     build = lambda: strategies(env.num_states, env.num_actions)  # noqa: E731
-    whole = small_engine(name, 10, build())
+    whole = small_engine(name, 12, build())
     whole.advance(600)
-    first = small_engine(name, 10, build())
+    first = small_engine(name, 12, build())
     first.advance(77)
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
     file.seek(0)
-    second = small_engine(name, 10, build(), seed=99)
+    second = small_engine(name, 12, build(), seed=99)
     second.load_state_dict(torch.load(file, weights_only=True))
     second.advance(523)
     torch.testing.assert_close(results(second), results(whole), rtol=0, atol=0)
+    torch.testing.assert_close(
+        diagnostics(second), diagnostics(whole), rtol=0, atol=0, equal_nan=True
+    )
     for key, value in whole.state_dict().items():
         torch.testing.assert_close(second.state_dict()[key], value, rtol=0, atol=0, equal_nan=True)
 
@@ -75,7 +91,41 @@ def test_results_are_missing_until_the_episode_is_over():
     done = torch.arange(12) < engine.episodes_done.unsqueeze(-1)
     assert 0 < done.sum() < done.numel()
     assert not engine.finished
-    assert torch.equal(results(engine).isfinite(), done.expand(3, -1, -1))
+    assert torch.equal(results(engine).isfinite(), done.expand(6, -1, -1))
+    assert torch.equal(diagnostics(engine).isfinite(), done.expand(6, -1, -1))
+
+
+def test_strategies_are_diagnosed_at_the_end_of_each_episode():
+    env = DOMAINS["grid_world"]()
+    stacked = strategies(env.num_states, env.num_actions)
+    engine = small_engine(runs=12, strategy=stacked)
+    engine.advance(600)
+    learned = strategies(env.num_states, env.num_actions)
+    engine.write_strategy(learned)
+    said = learned.diagnostics()
+    assert list(engine.diagnostics) == list(said)
+    for name, values in engine.diagnostics.items():
+        torch.testing.assert_close(values[:, -1], said[name], rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(values.isfinite().all(-1), torch.arange(12) < 2)
+    assert small_engine(strategy=ConstantEpsilon(0.1, batch_shape=[6])).diagnostics == {}
+
+
+def test_returns_that_are_not_finite_are_counted_and_teach_nothing():
+    engine = small_engine(table=torch.full((6, 150, 4), torch.inf))
+    engine.advance(600)
+    skipped = engine.diagnostics["skipped"]
+    assert torch.equal(skipped, engine.train_steps.cumsum(-1))
+    assert (engine.diagnostics["posterior/alpha"] == 1).all()
+    assert (engine.diagnostics["posterior/log_evidence_ratio"] == 0).all()
+
+
+def test_losses_are_those_of_the_training_episode():
+    # Without learning all values are 0 and the TD error is the reward: -0.1, or -0.2 if blocked.
+    engine = small_engine(learner={"learning_rate": 1e-30, "initializer": "zeros"})
+    engine.advance(600)
+    blocked = -10 * engine.train_returns / engine.train_steps - 1
+    expected = 0.01 + 0.03 * blocked
+    torch.testing.assert_close(engine.losses, expected, rtol=1e-5, atol=0)
 
 
 def test_a_run_stops_after_enough_perfect_tests():
@@ -84,7 +134,8 @@ def test_a_run_stops_after_enough_perfect_tests():
     engine.advance(4 * 50)
     assert engine.finished
     assert (engine.steps == 50).all()
-    assert torch.equal(engine.returns[:, 4:], engine.returns[:, 3:4].expand(-1, 8))
+    for values in (*results(engine), *diagnostics(engine)):
+        assert torch.equal(values[:, 4:], values[:, 3:4].expand(-1, 8))
     grid = small_engine(stop_after_perfect_tests=4)
     grid.advance(600)
     frozen = (grid.steps == 50).float().cumprod(-1)[:, 3].bool()
@@ -127,7 +178,12 @@ def test_tables_start_as_asked(kind):
             {"strategy": BMCEpsilon(likelihood=GaussianLikelihood(1.0), batch_shape=[6])},
             "Student-t",
         ),
-        ({"strategy": LinearEpsilon(batch_shape=[6])}, "do not have LinearEpsilon"),
+        (
+            {"strategy": BMCEpsilon(update="offline", batch_shape=[6])},
+            r"online updates.*use engine=torchrl",
+        ),
+        ({"strategy": LinearEpsilon(count_by="step", batch_shape=[6])}, "count_by='step'"),
+        ({"strategy": Unlike(0.1, batch_shape=[6])}, r"Unlike says how ε.*not in scalars\(\)"),
     ],
 )
 def test_what_the_kernels_cannot_do_is_refused(change, message):

@@ -1,9 +1,9 @@
 """The package's formulas for one run, as scalar functions compiled by numba.
 
-Every function restates the tensor function named in its docstring, and ``tests/test_kernels.py``
-holds the two equal. Tables, rewards and returns are float32, ε and the posterior float64, as there.
-Only the mean over more than `SHORT_ROW` actions differs in its last bit: it comes from a float64
-sum kept per row, because reading the row is what a step would otherwise spend its time on.
+Every function restates the tensor function named in its docstring, and tests hold the two equal.
+Tables, rewards and returns are float32, ε and what strategies remember float64, as there. Only the
+mean over more than `SHORT_ROW` actions differs in its last bit: it comes from a float64 sum kept
+per row, because reading the row is what a step would otherwise spend its time on.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ import numba
 import numpy as np
 
 __all__ = [
-    "BMC",
-    "CONSTANT",
-    "GEOMETRIC",
-    "POWER",
     "SHORT_ROW",
-    "VDBE",
     "Array",
     "Scalar",
-    "bmc_update",
     "compiled",
     "epsilon_greedy",
     "fill_normal",
@@ -34,13 +28,10 @@ __all__ = [
     "next_bits",
     "row_argmax",
     "row_mean",
-    "scheduled_epsilon",
     "uniform",
     "uniform_pair",
-    "vdbe_update",
 ]
 
-CONSTANT, GEOMETRIC, POWER, VDBE, BMC = range(5)
 SHORT_ROW = 8
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,81 +118,6 @@ def epsilon_greedy(greedy: int, epsilon: Scalar, coin: Scalar, which: Scalar, ac
 def learning_rate(initial: float, decay: float, floor: float, episode: int) -> Scalar:
     """η of an episode, ``max(initial · decay^k, floor)``."""
     return np.float32(max(initial * decay**episode, floor))
-
-
-@compiled
-def scheduled_epsilon(family: int, parameters: Array, episode: int) -> Scalar:
-    """``geometric_decay``, ``power_decay`` or the constant, after `episode` finished episodes."""
-    k = episode + parameters[4]
-    if family == GEOMETRIC:
-        return parameters[0] * parameters[1] ** k
-    if family == POWER:
-        return parameters[0] * max(k + parameters[2], 1.0) ** -parameters[1]
-    return parameters[0]
-
-
-@compiled
-def vdbe_update(epsilon: Scalar, change: Scalar, sigma: Scalar, delta: Scalar) -> Scalar:
-    """``vdbe_epsilon``; a change that is not finite teaches nothing, as in ``VDBEEpsilon``."""
-    if not math.isfinite(change):
-        return epsilon
-    return delta * math.tanh(abs(change) / (2 * sigma)) + (1 - delta) * epsilon
-
-
-@compiled
-def bmc_update(posterior: Array, greedy: Scalar, uniform: Scalar, prior: Array) -> Scalar:
-    """``bmc_step`` with the Student-t likelihood, in place; returns ε.
-
-    Args:
-        posterior: α, β and the number, mean and squared deviations of the returns, ``[5]``.
-        greedy: the greedy return.
-        uniform: the uniform return.
-        prior: μ₀, τ₀, a₀ and b₀, ``[4]`` or longer.
-    """
-    alpha, beta = posterior[0], posterior[1]
-    total = alpha + beta
-    if not (math.isfinite(greedy) and math.isfinite(uniform)):
-        return alpha / total
-    observed = greedy + alpha / total * (uniform - greedy)
-    count = posterior[2] + 1
-    deviation = observed - posterior[3]
-    step = deviation / count
-    mean = posterior[3] + step
-    m2 = posterior[4] + deviation * (deviation - step)
-    shift = prior[1] / (prior[1] + count) * (mean - prior[0]) ** 2
-    a = prior[2] + count / 2
-    b = prior[3] + count / 2 * (m2 / max(count - 1, 1.0) + shift)
-    alpha, beta = moment_match(alpha, beta, log_evidence_ratio(greedy - uniform, alpha, beta, a, b))
-    posterior[0], posterior[1], posterior[2], posterior[3], posterior[4] = (
-        alpha,
-        beta,
-        count,
-        mean,
-        m2,
-    )
-    return alpha / (alpha + beta)
-
-
-@compiled
-def log_evidence_ratio(gap: Scalar, alpha: Scalar, beta: Scalar, a: Scalar, b: Scalar) -> Scalar:
-    """``student_t_log_evidence_ratio``."""
-    total = alpha + beta
-    smaller, lead = min(alpha, beta) / total, (alpha - beta) / total
-    squared = gap * gap
-    ratio = math.log1p(abs(lead) * squared / (2 * b + smaller * smaller * squared))
-    return (a + 0.5) * math.copysign(ratio, lead)
-
-
-@compiled
-def moment_match(alpha: Scalar, beta: Scalar, ratio: Scalar) -> tuple[Scalar, Scalar]:
-    """``beta_moment_match``."""
-    weaker = math.exp(-abs(ratio))
-    e_u, e_q = (weaker, 1.0) if ratio < 0 else (1.0, weaker)
-    u, g = alpha * e_u, beta * e_q
-    evidence = u + g
-    spread = (u + alpha * evidence) * (g + beta * evidence) + u * g * (1 + alpha + beta)
-    c = alpha * beta * (e_q - e_u) / spread
-    return alpha - u * (alpha + 1) * c, beta + g * (beta + 1) * c
 
 
 @_compiled_unordered

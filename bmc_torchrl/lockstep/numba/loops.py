@@ -14,22 +14,19 @@ import numba
 import numpy as np
 
 from bmc_torchrl.envs.lanes import Numbers, ScalarDomain
-from bmc_torchrl.lockstep.numba import domains, formulas
+from bmc_torchrl.lockstep.numba import domains, formulas, rules
 from bmc_torchrl.lockstep.numba.domains import (
     domain_start,
     domain_step,
     is_noisy,
 )
 from bmc_torchrl.lockstep.numba.formulas import (
-    BMC,
     GOLDEN,
     MIX2,
     OPTIONS,
-    VDBE,
     Array,
     Bits,
     Scalar,
-    bmc_update,
     compiled,
     epsilon_greedy,
     fill_normal,
@@ -39,16 +36,20 @@ from bmc_torchrl.lockstep.numba.formulas import (
     next_bits,
     row_argmax,
     row_mean,
-    scheduled_epsilon,
     uniform,
     uniform_pair,
-    vdbe_update,
 )
+from bmc_torchrl.lockstep.numba.rules import begin_episode, current_epsilon, learn_transition
+from bmc_torchrl.strategies import ScalarRule
 
-__all__ = ["Lanes", "Rule", "Scratch", "greedy_episodes", "loops_of"]
+__all__ = ["CURVES", "Lanes", "Rule", "Scratch", "greedy_episodes", "loops_of"]
 
-_SOURCES = (formulas.__file__, domains.__file__, __file__)
+_SOURCES = (formulas.__file__, domains.__file__, rules.__file__, __file__)
 _CHECKSUM = zlib.crc32(b"".join(Path(source).read_bytes() for source in _SOURCES))
+
+CURVES = ("steps", "returns", "epsilons", "train_returns", "losses", "train_steps")
+"""What is known of each episode, by the first index of :attr:`Lanes.curves`."""
+_STEPS, _RETURNS, _EPSILONS, _TRAIN_RETURNS, _LOSSES, _TRAIN_STEPS = range(len(CURVES))
 
 
 class Rule(NamedTuple):
@@ -67,7 +68,12 @@ class Rule(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """Everything that the runs remember, ``[runs, ...]``; written in place."""
+    """Everything that the runs remember, ``[runs, ...]``; written in place.
+
+    `sums` are those of ε, reward and squared TD error since an episode began, ``[runs, 3]``.
+    `curves` is ``[len(CURVES), runs, episodes]``. From `rule` to `history_row` see
+    :class:`~bmc_torchrl.lockstep.numba.arguments.StrategyArrays`.
+    """
 
     table: Array
     greedy: Array
@@ -77,17 +83,17 @@ class Lanes(NamedTuple):
     action: Array
     step_count: Array
     episode: Array
-    epsilon_sum: Array
+    sums: Array
     perfect: Array
     bits: Array
-    family: Array
+    rule: Array
     parameters: Array
-    posterior: Array
-    epsilons: Array
-    epsilons_row: Array
-    steps: Array
-    returns: Array
-    logged: Array
+    memory: Array
+    local: Array
+    local_row: Array
+    history: Array
+    history_row: Array
+    curves: Array
 
 
 class Scratch(NamedTuple):
@@ -102,6 +108,7 @@ class Scratch(NamedTuple):
 
 def advance_lanes(
     m: Any,
+    rules: Any,
     rule: Rule,
     lanes: Lanes,
     first: int,
@@ -114,6 +121,7 @@ def advance_lanes(
 
     Args:
         m: the domain.
+        rules: those of the strategies.
         rule: how to learn.
         lanes: what is changed.
         first: first lane.
@@ -124,11 +132,12 @@ def advance_lanes(
         scratch: overwritten.
     """
     for lane in range(first, last):
-        advance_lane(m, rule, lanes, lane, steps, given, scratch)
+        advance_lane(m, rules, rule, lanes, lane, steps, given, scratch)
 
 
 def start_lanes(
     m: Any,
+    rules: Any,
     lanes: Lanes,
     first: int,
     last: int,
@@ -161,26 +170,31 @@ def start_lanes(
                 lanes.row_sum[lane, state] += value
         draws = start_draws(bits, nothing, 0, lane)
         lanes.state[lane] = domain_start(m, lanes.physics[lane], draws)
+        begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
 
 
 @compiled
 def advance_lane(
-    m: Any, rule: Rule, lanes: Lanes, lane: int, steps: int, given: Array, scratch: Scratch
+    m: Any,
+    rules: Any,
+    rule: Rule,
+    lanes: Lanes,
+    lane: int,
+    steps: int,
+    given: Array,
+    scratch: Scratch,
 ) -> None:
     """Up to `steps` training steps of one lane, in the order of docs/protocol.md §2."""
     table, greedy, row_sum = lanes.table[lane], lanes.greedy[lane], lanes.row_sum[lane]
-    physics, bits, posterior = lanes.physics[lane], lanes.bits[lane], lanes.posterior[lane]
-    family, parameters = lanes.family[lane], lanes.parameters[lane]
-    local = lanes.epsilons[lanes.epsilons_row[lane]]
+    physics, bits, sums = lanes.physics[lane], lanes.bits[lane], lanes.sums[lane]
+    which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
+    memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
     nothing = given[:0, :0, 0]
     actions, gamma, drawn = table.shape[1], np.float32(rule.gamma), given.shape[0] == 0
     episode, count = lanes.episode[lane], lanes.step_count[lane]
     state, action = lanes.state[lane], lanes.action[lane]
     p = (physics[0], physics[1], physics[2], physics[3])
     rate = learning_rate(rule.rate_initial, rule.rate_decay, rule.rate_floor, episode)
-    epsilon = scheduled_epsilon(family, parameters, episode)
-    if family == BMC:
-        epsilon = posterior[0] / (posterior[0] + posterior[1])
     for step in range(steps):
         if episode >= rule.episodes:
             break
@@ -189,14 +203,14 @@ def advance_lane(
                 coin, which = uniform_pair(next_bits(bits))
             else:
                 coin, which = np.float32(given[step, lane, 0]), np.float32(given[step, lane, 1])
-            here = np.float32(local[state] if family == VDBE else epsilon)
+            here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
             action = epsilon_greedy(greedy[state], here, coin, which, actions)
         draw = 0.0
         if is_noisy(m):
             draw = uniform(next_bits(bits)) if drawn else given[step, lane, 2]
         p, after, reward, terminated = domain_step(m, p, state, action, draw)
         count += 1
-        there = np.float32(local[after] if family == VDBE else epsilon)
+        there = np.float32(current_epsilon(rules, which_rule, memory, local, after))
         following = action
         if rule.before:
             if drawn:
@@ -210,23 +224,28 @@ def advance_lane(
             best = mean = np.float32(0)
         greedy_return, uniform_return = reward + gamma * best, reward + gamma * mean
         target = greedy_return + there * (uniform_return - greedy_return)
+        error = np.float64(target - table[state, action])
         change = move_value(table, greedy, row_sum, state, action, target, rate)
-        lanes.epsilon_sum[lane] += there
-        if family == BMC:
-            epsilon = bmc_update(
-                posterior, np.float64(greedy_return), np.float64(uniform_return), parameters
-            )
-        elif family == VDBE:
-            local[state] = vdbe_update(
-                local[state], np.float64(change), parameters[0], parameters[1]
-            )
+        sums[0] += there
+        sums[1] += reward
+        sums[2] += error * error
+        learn_transition(
+            rules,
+            which_rule,
+            parameters,
+            memory,
+            local,
+            state,
+            np.float64(greedy_return),
+            np.float64(uniform_return),
+            np.float64(change),
+        )
         state, action = after, following
         if terminated or count >= rule.max_steps:
             episode = finish_episode(m, rule, lanes, lane, count, scratch, nothing)
             count = 0
             rate = learning_rate(rule.rate_initial, rule.rate_decay, rule.rate_floor, episode)
-            if family < VDBE:
-                epsilon = scheduled_epsilon(family, parameters, episode)
+            begin_episode(rules, which_rule, parameters, memory, episode)
             state = domain_start(m, physics, start_draws(bits, given, step, lane))
             p = (physics[0], physics[1], physics[2], physics[3])
     physics[0], physics[1], physics[2], physics[3] = p
@@ -238,21 +257,29 @@ def finish_episode(
     m: Any, rule: Rule, lanes: Lanes, lane: int, steps: int, scratch: Scratch, nothing: Array
 ) -> Any:
     """Record an episode of `steps` steps with its tests; the number of episodes now done."""
-    k = lanes.episode[lane]
+    k, curves = lanes.episode[lane], lanes.curves[:, lane]
+    memory, history, row = lanes.memory[lane], lanes.history, lanes.history_row[lane]
     stream = next_bits(lanes.bits[lane])
-    lanes.logged[lane, k] = lanes.epsilon_sum[lane] / steps
+    sums = lanes.sums[lane]
+    curves[_EPSILONS, k], curves[_TRAIN_RETURNS, k] = sums[0] / steps, sums[1]
+    curves[_LOSSES, k], curves[_TRAIN_STEPS, k] = sums[2] / steps, steps
+    sums[0] = sums[1] = sums[2] = 0.0
     if rule.tests > 0:
         length, score, perfect = greedy_episodes(
             m, rule, lanes.greedy[lane], stream, scratch, nothing
         )
-        lanes.steps[lane, k], lanes.returns[lane, k] = length, score
+        curves[_STEPS, k], curves[_RETURNS, k] = length, score
         lanes.perfect[lane] = lanes.perfect[lane] + 1 if perfect else 0
-    lanes.epsilon_sum[lane] = 0.0
+    if row >= 0:
+        for column in range(memory.size):
+            history[row, k, column] = memory[column]
     k += 1
     if rule.enough_perfect > 0 and lanes.perfect[lane] >= rule.enough_perfect:
-        lanes.steps[lane, k:] = lanes.steps[lane, k - 1]
-        lanes.returns[lane, k:] = lanes.returns[lane, k - 1]
-        lanes.logged[lane, k:] = lanes.logged[lane, k - 1]
+        for curve in range(len(curves)):
+            curves[curve, k:] = curves[curve, k - 1]
+        if row >= 0:
+            for column in range(memory.size):
+                history[row, k:, column] = memory[column]
         k = rule.episodes
     lanes.episode[lane] = k
     return k
@@ -330,18 +357,21 @@ def start_draws(bits: Array, given: Array, step: int, lane: int) -> Numbers:
 
 
 @functools.cache
-def loops_of(kind: type[ScalarDomain]) -> tuple[Callable[..., None], Callable[..., None]]:
-    """`start_lanes` and `advance_lanes` compiled for the domains of a class, and cached on disk.
+def loops_of(
+    kind: type[ScalarDomain], rules: tuple[type[ScalarRule], ...]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies.
 
-    numba's cache notices a change of the file that a cached function is in, and of no other; and
-    it cannot be read where a class in it is gone. So what is compiled for each class has a name of
-    its own, with a checksum of all that was compiled.
+    They are cached on disk. numba's cache notices a change of the file that a cached function is
+    in, and of no other; and it cannot be read where a class in it is gone. So what is compiled for
+    each class has a name of its own, with a checksum of all that was compiled.
     """
+    functions: list[Any] = [kind.start, kind.step, kind.cell, kind.noisy]
     checksum = _CHECKSUM
-    for function in (kind.start, kind.step, kind.cell, kind.noisy):
-        code = function.__code__
-        file = Path(code.co_filename)
-        source = file.read_bytes() if file.is_file() else marshal.dumps(code)
+    for rule in rules:
+        functions += [rule.begin, rule.epsilon, rule.learn]
+        checksum = zlib.crc32(f"{rule.__module__}.{rule.__qualname__}".encode(), checksum)
+    for source in dict.fromkeys(map(_source, functions)):
         checksum = zlib.crc32(source, checksum)
     made = []
     for loop in (start_lanes, advance_lanes):
@@ -349,3 +379,9 @@ def loops_of(kind: type[ScalarDomain]) -> tuple[Callable[..., None], Callable[..
         named.__qualname__ = f"{loop.__name__}.{kind.__module__}.{kind.__qualname__}.{checksum:08x}"
         made.append(numba.njit(cache=True, **OPTIONS)(named))
     return made[0], made[1]
+
+
+def _source(function: types.FunctionType) -> bytes:
+    """The file that a function is written in, or else its code."""
+    file = Path(function.__code__.co_filename)
+    return file.read_bytes() if file.is_file() else marshal.dumps(function.__code__)

@@ -14,8 +14,8 @@ from torch import Tensor
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.lockstep.numba.arguments import has_kernel, read_strategy, write_strategy
-from bmc_torchrl.lockstep.numba.loops import Lanes, Rule, Scratch, loops_of
-from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.lockstep.numba.loops import CURVES, Lanes, Rule, Scratch, loops_of
+from bmc_torchrl.strategies import EpsilonStrategy, ScalarRule
 
 __all__ = ["NumbaTabularEngine"]
 
@@ -70,7 +70,11 @@ class NumbaTabularEngine:
         self.runs, self.episodes = env.batch_size.numel(), run.episodes
         self.threads = threads or numba.config.NUMBA_NUM_THREADS
         self._domain = env.scalars()
-        start_lanes, self._advance_lanes = loops_of(type(self._domain))
+        self._parts = [(type(part), lanes) for part, lanes in strategy.parts()]
+        self._rules, self._lanes = _lanes(env, strategy, run.episodes)
+        start_lanes, self._advance_lanes = loops_of(
+            type(self._domain), tuple(type(rule) for rule in self._rules)
+        )
         self._rule = Rule(
             episodes=run.episodes,
             tests=run.tests,
@@ -83,7 +87,6 @@ class NumbaTabularEngine:
             before=run.next_action == "before",
             enough_perfect=run.stop_after_perfect_tests or 0,
         )
-        self._lanes = _lanes(env, strategy, run.episodes)
         kind = _TABLES[learner.initializer]
         if table is not None:
             wanted = self._lanes.table.shape
@@ -96,7 +99,9 @@ class NumbaTabularEngine:
             kind = 0
         drawn = run.first_run, run.seed, kind, float(learner.scale), _NOTHING
         self._each_block(
-            lambda first, last: start_lanes(self._domain, self._lanes, first, last, *drawn)
+            lambda first, last: start_lanes(
+                self._domain, self._rules, self._lanes, first, last, *drawn
+            )
         )
 
     @staticmethod
@@ -132,11 +137,11 @@ class NumbaTabularEngine:
                     f"got {tuple(uniforms.shape)}."
                 )
             given = np.ascontiguousarray(uniforms.double().numpy())
-        domain, rule, lanes = self._domain, self._rule, self._lanes
+        domain, rules, rule, lanes = self._domain, self._rules, self._rule, self._lanes
 
         def work(first: int, last: int) -> None:
             scratch = _scratch(rule.tests, lanes.physics.dtype)
-            self._advance_lanes(domain, rule, lanes, first, last, steps, given, scratch)
+            self._advance_lanes(domain, rules, rule, lanes, first, last, steps, given, scratch)
 
         self._each_block(work)
 
@@ -153,17 +158,53 @@ class NumbaTabularEngine:
     @property
     def steps(self) -> Tensor:
         """Mean steps of the tests after each episode, ``[runs, episodes]``, NaN where not yet."""
-        return torch.from_numpy(self._lanes.steps)
+        return self._curve("steps")
 
     @property
     def returns(self) -> Tensor:
         """Mean discounted return of the tests, ``[runs, episodes]``, NaN where not yet."""
-        return torch.from_numpy(self._lanes.returns)
+        return self._curve("returns")
 
     @property
     def epsilons(self) -> Tensor:
         """Mean ε of each training episode, ``[runs, episodes]``, NaN where not yet."""
-        return torch.from_numpy(self._lanes.logged)
+        return self._curve("epsilons")
+
+    @property
+    def train_returns(self) -> Tensor:
+        """Sum of the rewards of each training episode, ``[runs, episodes]``, NaN where not yet."""
+        return self._curve("train_returns")
+
+    @property
+    def losses(self) -> Tensor:
+        """Mean squared TD error of each episode, ``[runs, episodes]``, NaN where not yet."""
+        return self._curve("losses")
+
+    @property
+    def train_steps(self) -> Tensor:
+        """Length of each training episode, ``[runs, episodes]``, NaN where not yet."""
+        return self._curve("train_steps")
+
+    def _curve(self, name: str) -> Tensor:
+        return torch.from_numpy(self._lanes.curves[CURVES.index(name)])
+
+    @property
+    def diagnostics(self) -> dict[str, Tensor]:
+        """:meth:`EpsilonStrategy.diagnostics` at the end of each episode, by name.
+
+        ``[runs, episodes]`` each, NaN where not yet and for strategies that do not say it.
+        """
+        found: dict[str, Tensor] = {}
+        for kind, runs in self._parts:
+            rows = self._lanes.history_row[runs]
+            if rows.min() < 0:
+                continue
+            history = torch.from_numpy(self._lanes.history[rows])
+            for name, value in kind.scalar_diagnostics(history).items():
+                shape = self.runs, self.episodes
+                empty = torch.full(shape, torch.nan, dtype=torch.float64)
+                found.setdefault(name, empty)[runs] = value
+        return found
 
     @property
     def table(self) -> Tensor:
@@ -213,28 +254,26 @@ def _signed(array: Any) -> Any:
     return array.view(np.int64) if array.dtype == np.uint64 else array
 
 
-def _lanes(env: BatchedEnv, strategy: EpsilonStrategy, episodes: int) -> Lanes:
+def _lanes(
+    env: BatchedEnv, strategy: EpsilonStrategy, episodes: int
+) -> tuple[tuple[ScalarRule, ...], Lanes]:
     runs, states, actions = env.batch_size.numel(), env.num_states, env.num_actions
     if actions > np.iinfo(np.int16).max:
         raise ValueError(f"The numba engine counts actions to 32767, env has {actions}.")
-    count = np.zeros((6, runs), np.int64)
-    curves = np.full((3, runs, episodes), np.nan)
-    physics = torch.zeros(runs, 4, dtype=env.physics_dtype).numpy()
-    epsilon = read_strategy(strategy, runs, states)
-    return Lanes(
+    count = np.zeros((5, runs), np.int64)
+    rules, epsilon = read_strategy(strategy, runs, states, episodes)
+    return rules, Lanes(
         table=np.zeros((runs, states, actions), np.float32),
         greedy=np.zeros((runs, states), np.int16),
         row_sum=np.zeros((runs, states)),
-        physics=physics,
+        physics=torch.zeros(runs, 4, dtype=env.physics_dtype).numpy(),
         state=count[0],
         action=count[1],
         step_count=count[2],
         episode=count[3],
-        epsilon_sum=np.zeros(runs),
+        sums=np.zeros((runs, 3)),
         perfect=count[4],
         bits=np.zeros((runs, 4), np.uint64),
         **epsilon._asdict(),
-        steps=curves[0],
-        returns=curves[1],
-        logged=curves[2],
+        curves=np.full((len(CURVES), runs, episodes), np.nan),
     )
