@@ -233,7 +233,7 @@ class DQNLockstep(Lockstep):
         rows: Tensor,
         rates: Tensor,
     ) -> Tensor:
-        """Step 4. Returns Q(s′) before, Q of the state acted on next after, the change, the loss."""
+        """Step 4. Returns Q(s′) before, Q of the state acted on next after, change and loss."""
         lane = torch.arange(len(flat), device=flat.device).unsqueeze(-1)
         batch = self._minibatch(replay[lane, rows])
         extra = self._inputs(after.unsqueeze(1))
