@@ -13,6 +13,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from bmc_torchrl.experiments.settings import chosen_strategies
+
 __all__ = ["CONFIGS", "DECISIVE", "configured_by", "experiment_config", "plain"]
 
 _INSTALLED = Path(__file__).parents[1] / "configs"
@@ -55,5 +57,13 @@ def _sizes(described: str) -> dict[str, int]:
     return {"num_states": env.num_states, "num_actions": env.num_actions}
 
 
+def _labels(*, _root_: DictConfig) -> str:
+    """``${labels:}``: the strategies of a job in a name that W&B takes."""
+    labels = [entry.label for entry in chosen_strategies(_root_)]
+    joined = "+".join(labels)
+    return joined if len(joined) <= 100 else f"{labels[0]}+{len(labels) - 1}"
+
+
 OmegaConf.register_new_resolver("environment", _size)
+OmegaConf.register_new_resolver("labels", _labels)
 OmegaConf.register_new_resolver("reciprocal", lambda number: 1 / number)

@@ -23,8 +23,8 @@ LEAST = {
     "domain.tests": 1,
     "domain.shortest_episode": 1,
     "trainer.chunk_steps": 1,
-    "trainer.log_every_n_chunks": 1,
     "trainer.checkpoint_every_n_chunks": 0,
+    "trainer.checkpoint_every_n_updates": 0,
     "trainer.threads": 1,
 }
 """The integers among the settings, and the least that each may be."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +16,73 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig
+from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.experiments.build import build_job
 from bmc_torchrl.experiments.configs import configured_by, plain
 from bmc_torchrl.experiments.settings import check_settings, chosen_device, chosen_strategies
-from bmc_torchrl.training import AtomicCheckpoint, EpisodeProgress, ResultsTable
-from bmc_torchrl.training.metrics import EpisodeMetrics
-from bmc_torchrl.training.tracking import PosteriorHistory, WandbReport
+from bmc_torchrl.training import AtomicCheckpoint, EpisodeMetrics, EpisodeProgress, ResultsTable
+from bmc_torchrl.training.report import JobFigures, WandbReport
+from bmc_torchrl.training.run_records import ChunkedLearner
+from bmc_torchrl.training.video import GreedyVideo
 
-__all__ = ["callbacks", "fit", "main"]
+__all__ = ["callbacks", "fit", "flat", "main"]
 
 
-def callbacks(cfg: DictConfig, own: list[Any], output: Path) -> list[Any]:
+def callbacks(
+    cfg: DictConfig, learner: L.LightningModule, own: list[Any], output: Path
+) -> list[Any]:
     """The callbacks of a job: its own, and those that every job has."""
     labels = [entry.label for entry in chosen_strategies(cfg)]
-    history = PosteriorHistory(output / "posterior", cfg.trainer.log_every_n_chunks)
-    table = output / "table.parquet"
+    metrics = EpisodeMetrics(labels)
+    table = ResultsTable(
+        output / "table.parquet",
+        experiment=cfg.name,
+        strategies=labels,
+        config=plain(cfg),
+        seed=cfg.seed,
+    )
+    pictures: list[Any] = [JobFigures(output, metrics)] if cfg.figure else []
+    if cfg.figure and not any(isinstance(callback, GreedyVideo) for callback in own):
+        painted = functools.partial(_painted_env, cfg, cfg.runs * len(labels))
+        pictures.append(GreedyVideo(output / "greedy.gif", painted, cfg.domain.max_steps))
+    trainer = cfg.trainer
+    chunked = isinstance(learner, ChunkedLearner)
+    every = trainer.checkpoint_every_n_chunks if chunked else trainer.checkpoint_every_n_updates
     return [
         *own,
-        EpisodeMetrics(labels),
-        history,
-        ResultsTable(
-            table, experiment=cfg.name, strategies=labels, config=plain(cfg), seed=cfg.seed
-        ),
-        EpisodeProgress(),
-        AtomicCheckpoint(output, cfg.trainer.checkpoint_every_n_chunks),
-        WandbReport(history, table, output / "last.ckpt", output / "greedy.gif"),
+        metrics,
+        table,
+        *pictures,
+        EpisodeProgress(labels),
+        AtomicCheckpoint(output, every),
+        WandbReport(output, labels),
     ]
+
+
+def _painted_env(cfg: DictConfig, runs: int) -> EnvBase:
+    """Test environments that can be filmed, batch size ``[runs, 1]``."""
+    options = {} if cfg.domain.native else {"make": {"render_mode": "rgb_array"}}
+    env: EnvBase = instantiate(cfg.domain.env, **options)(
+        batch_size=[runs, 1], device=chosen_device(cfg.device), observation=cfg.observation
+    )
+    return env
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names, as trackers show them.
+
+    >>> flat({"domain": {"tests": 3}, "runs": 2})
+    {'domain.tests': 3, 'runs': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def fit(cfg: DictConfig, learner: L.LightningModule, stream: Any, own: list[Any]) -> L.Trainer:
@@ -57,10 +98,12 @@ def fit(cfg: DictConfig, learner: L.LightningModule, stream: Any, own: list[Any]
         warnings.filterwarnings("ignore", module="lightning")
         make_trainer = instantiate(cfg.trainer.lightning, _partial_=True, **placed)
         trainer: L.Trainer = make_trainer(
-            logger=instantiate(cfg.logger), callbacks=callbacks(cfg, own, output)
+            logger=instantiate(cfg.logger), callbacks=callbacks(cfg, learner, own, output)
         )
+        told = plain(cfg)
+        told["sweep"] = {entry["label"]: entry for entry in chosen_strategies(told)}
         for logger in trainer.loggers:
-            logger.log_hyperparams(plain(cfg))
+            logger.log_hyperparams(flat(told))
         trainer.fit(learner, stream, ckpt_path=resume, weights_only=True)
     if stream is not None:
         stream.shutdown()

@@ -224,7 +224,7 @@ def fit(
     gamma: float,
     l2: float,
     extra: Tensor,
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
     """The published DQN's training on one minibatch per lane (docs/protocol.md §4).
 
     The targets of all outputs are fixed before the first epoch. In that epoch only the actions
@@ -241,7 +241,8 @@ def fit(
         extra: further inputs ``[lanes, in | ones, n]`` to evaluate before training.
 
     Returns:
-        The parameters and moments after it, and Q of `extra` before it, ``[lanes, actions, n]``.
+        The parameters and moments after it; Q of `extra` before it, ``[lanes, actions, n]``; and
+        the mean squared difference before it, ``[lanes]``.
     """
     flat, mean, square = parameters
     count = batch.action.shape[-1]
@@ -262,4 +263,4 @@ def fit(
             flat, batch.dense_inputs, activations, error, action=sparse, l2=l2
         )
         flat, mean, square = adam(flat, mean, square, gradient, rates[epoch])
-    return (flat, mean, square), extra_value
+    return (flat, mean, square), extra_value, (value - fixed).square().mean((1, 2))

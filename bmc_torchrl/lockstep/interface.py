@@ -6,20 +6,24 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torchrl.envs import EnvBase
+from torchrl.modules import QValueActor
 
 from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.learners.builders import build_network
 from bmc_torchrl.learners.settings import (
     ExpectedSarsaSettings,
     LearnerSettings,
     PublishedDQNSettings,
     RunSettings,
 )
+from bmc_torchrl.learners.values import QNetwork, QTable, q_actor
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.lockstep.torch_dqn import DQNLockstep
 from bmc_torchrl.lockstep.torch_tabular import TabularLockstep
 from bmc_torchrl.strategies import EpsilonStrategy
 
-__all__ = ["Engine", "engine_class", "make_engine"]
+__all__ = ["Engine", "engine_class", "greedy_actor", "make_engine"]
 
 
 class Engine(Protocol):
@@ -56,6 +60,26 @@ class Engine(Protocol):
     @property
     def epsilons(self) -> Tensor:
         """Mean ε of each training episode."""
+        ...
+
+    @property
+    def train_returns(self) -> Tensor:
+        """Undiscounted return of each training episode."""
+        ...
+
+    @property
+    def losses(self) -> Tensor:
+        """Mean loss of each training episode."""
+        ...
+
+    @property
+    def train_steps(self) -> Tensor:
+        """Length of each training episode."""
+        ...
+
+    @property
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What the strategy said of itself at the end of each training episode, by name."""
         ...
 
     def advance(self, steps: int) -> None:
@@ -104,3 +128,15 @@ def make_engine(
         raise ValueError(f"{type(learner).__name__} has no lockstep engine; use engine=torchrl.")
     engine: Engine = made(env, strategy, run, learner, **options)
     return engine
+
+
+def greedy_actor(engine: Engine, env: EnvBase) -> QValueActor:
+    """What the runs of `engine` have learned, as an actor in `env`, batch size ``[runs, …]``."""
+    if isinstance(engine, DQNLockstep):
+        network, key = build_network(env, engine.runs, engine.learner.hidden)
+        engine.export(next(part for part in network.modules() if isinstance(part, QNetwork)))
+        return q_actor(network, env.num_actions, in_key=key)
+    assert isinstance(engine, NumbaTabularEngine | TabularLockstep)
+    table = QTable(env.num_states, env.num_actions, runs=engine.runs, device=env.device)
+    table.weight.data.copy_(engine.table)
+    return q_actor(table, env.num_actions)

@@ -142,7 +142,7 @@ class DQNLockstep(Lockstep):
         self.blocks = self.runs // self.block
         self.value = self.network.forward(self.flat, self._inputs(self.state.unsqueeze(1)))[-1]
         self.value = self.value.squeeze(-1).contiguous()
-        self.learned = torch.zeros(self.runs, 2 * domain.num_actions + 1, device=self.device)
+        self.learned = torch.zeros(self.runs, 2 * domain.num_actions + 2, device=self.device)
 
     def _inputs(self, state: Tensor) -> Tensor:
         if self.network.embedded:
@@ -233,14 +233,14 @@ class DQNLockstep(Lockstep):
         rows: Tensor,
         rates: Tensor,
     ) -> Tensor:
-        """Step 4. Returns Q(s′) before, Q of the state acted on next after, and the change."""
+        """Step 4. Returns Q(s′) before, Q of the state acted on next after, change and loss."""
         lane = torch.arange(len(flat), device=flat.device).unsqueeze(-1)
         batch = self._minibatch(replay[lane, rows])
         extra = self._inputs(after.unsqueeze(1))
         parameters = (flat, mean, square)
         own_rates = rates.view(-1, 1, 1) * learning.view(1, -1, 1)
         options: dict[str, Any] = {"gamma": self.gamma, "l2": self.learner.l2, "extra": extra}
-        updated, next_value = fit(self.network, parameters, batch, own_rates, **options)
+        updated, next_value, loss = fit(self.network, parameters, batch, own_rates, **options)
         for old, new in zip(parameters, updated, strict=True):
             old.copy_(new)
         states = torch.stack([fresh, before] if self.needs_change else [fresh], 1)
@@ -250,7 +250,8 @@ class DQNLockstep(Lockstep):
             action = seen[:, -2:-1].long()
             change = (now[..., 1] - value).gather(1, action)
             change = torch.where(learning.unsqueeze(-1), change, 0.0)
-        return torch.cat([next_value[..., 0], now[..., 0], change], 1)
+        loss = torch.where(learning, loss, 0.0).unsqueeze(-1)
+        return torch.cat([next_value[..., 0], now[..., 0], change, loss], 1)
 
     def _minibatch(self, rows: Tensor) -> Minibatch:
         width = self.domain.record_width
@@ -270,12 +271,13 @@ class DQNLockstep(Lockstep):
     def _reflect_step(self, index: Tensor | None, epsilon: Tensor, seen: Tensor) -> Tensor:
         """Steps 3, 5 and 6. Returns the lanes whose episode counts and has ended."""
         actions = self.domain.num_actions
-        next_value, value, change = torch.split(self.learned, [actions, actions, 1], -1)
+        sizes = [actions, actions, 1, 1]
+        next_value, value, change, loss = torch.split(self.learned, sizes, -1)
         reward, flags = seen[:, -3], seen[:, -1]
         done = flags > 0
         self._update_strategy(index, reward, flags > 1, done, next_value, change.squeeze(-1))
         self.value.copy_(value)
-        return self._count_episodes(epsilon, done)
+        return self._count_episodes(done, epsilon, reward, loss.squeeze(-1))
 
     def _keep(self, ends: Tensor) -> None:
         """Remember the networks of the lanes whose episode has just ended, for their test."""

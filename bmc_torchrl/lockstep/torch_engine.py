@@ -21,6 +21,9 @@ from bmc_torchrl.strategies import EpsilonStrategy
 
 __all__ = ["Lockstep"]
 
+_TESTED = ("steps", "returns")
+_TRAINED = ("epsilons", "train_returns", "losses", "train_steps")
+
 LONGEST_CHUNK = 8
 """Vector steps whose draws are made at once; no lane may end two episodes within them."""
 
@@ -32,8 +35,10 @@ class Lockstep(ABC):
     learned or recorded. After each of its episodes a lane is tested greedily with Q as it was right
     then; tests wait in a queue until `test_slots` of them can run at once.
 
-    Results are ``steps``, ``returns`` and ``epsilons``, float64 ``[runs, episodes]``, NaN where not
-    yet known: mean steps and mean discounted return of the tests, and the episode's mean ε.
+    Results are float64 ``[runs, episodes]``, NaN where not yet known: ``steps`` and ``returns``,
+    the mean steps and mean discounted return of the tests; ``epsilons``, ``train_returns``,
+    ``losses`` and ``train_steps``, the training episode's mean ε, undiscounted return, mean loss
+    and length; and ``diagnostics``, by name, what the strategy said of itself when it ended.
 
     Args:
         env: a domain with ``batch_size=[runs]`` that has :meth:`~BatchedEnv.lanes`.
@@ -100,9 +105,9 @@ class Lockstep(ABC):
 
     def _make_results(self) -> None:
         shape = (self.runs, self.episodes)
-        self.steps, self.returns, self.epsilons = (
-            torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3)
-        )
+        self.names = tuple(self.strategy.diagnostics())
+        tested, trained = len(_TESTED), len(_TRAINED) + len(self.names)
+        self.results = torch.full((tested + trained, *shape), torch.nan, dtype=torch.float64)
         self._streak = [0] * self.runs
         self._judged = [0] * self.runs
 
@@ -112,9 +117,46 @@ class Lockstep(ABC):
         self.state = self.domain.start(reset)
         self.step_count = torch.zeros(self.runs, dtype=torch.int64, **options)
         self.episodes_done = torch.zeros(self.runs, dtype=torch.int64, **options)
-        self.epsilon_sum = torch.zeros(self.runs, dtype=torch.float64, **options)
+        # Of the episode under way: ε, rewards and losses.
+        self.sums = torch.zeros(3, self.runs, dtype=torch.float64, **options)
         self.ended = torch.zeros(self.runs, dtype=torch.bool, **options)
-        self.ended_epsilon = torch.zeros(self.runs, dtype=torch.float64, **options)
+        found = len(self.results) - len(_TESTED)
+        self.ended_results = torch.zeros(found, self.runs, dtype=torch.float64, **options)
+
+    @property
+    def steps(self) -> Tensor:
+        """Mean steps of the tests."""
+        return self.results[0]
+
+    @property
+    def returns(self) -> Tensor:
+        """Mean discounted return of the tests."""
+        return self.results[1]
+
+    @property
+    def epsilons(self) -> Tensor:
+        """Mean ε of each training episode."""
+        return self.results[2]
+
+    @property
+    def train_returns(self) -> Tensor:
+        """Undiscounted return of each training episode."""
+        return self.results[3]
+
+    @property
+    def losses(self) -> Tensor:
+        """Mean loss of each training episode."""
+        return self.results[4]
+
+    @property
+    def train_steps(self) -> Tensor:
+        """Length of each training episode."""
+        return self.results[5]
+
+    @property
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What the strategy said of itself at the end of each training episode, by name."""
+        return dict(zip(self.names, self.results[6:], strict=True))
 
     @property
     def finished(self) -> bool:
@@ -173,13 +215,17 @@ class Lockstep(ABC):
             columns["value_change"] = change
         self.strategy.update(TensorDict(columns, [self.runs]))
 
-    def _count_episodes(self, epsilon: Tensor, done: Tensor) -> Tensor:
-        """Step 6: the mean ε of episodes that end, and counters. Returns the lanes that reset."""
+    def _count_episodes(
+        self, done: Tensor, epsilon: Tensor, reward: Tensor, loss: Tensor
+    ) -> Tensor:
+        """Step 6: what episodes that end measured, and counters. Returns the lanes that reset."""
         ends = done & (self.episodes_done < self.episodes)
-        total, length = self.epsilon_sum + epsilon, self.step_count + 1
-        self.ended_epsilon.copy_(torch.where(ends, total / length, self.ended_epsilon))
+        total, length = self.sums + torch.stack([epsilon, reward, loss]), self.step_count + 1
+        said = [value.double() for value in self.strategy.diagnostics().values()]
+        found = [total[0] / length, total[1], total[2] / length, length.double(), *said]
+        self.ended_results.copy_(torch.where(ends, torch.stack(found), self.ended_results))
         self.ended.copy_(self.ended | ends)
-        self.epsilon_sum.copy_(torch.where(done, 0.0, total))
+        self.sums.copy_(torch.where(done, 0.0, total))
         self.step_count.copy_(torch.where(done, 0, length))
         self.episodes_done.add_(ends)
         return ends
@@ -195,7 +241,7 @@ class Lockstep(ABC):
         if lanes.numel():
             episode = (self.episodes_done[lanes] - 1).cpu()
             rows = lanes.cpu()
-            self.epsilons[rows, episode] = self.ended_epsilon[lanes].cpu()
+            self.results[len(_TESTED) :, rows, episode] = self.ended_results[:, lanes].cpu()
             owners = list(zip(rows.tolist(), episode.tolist(), strict=True))
             self._greedy.add(owners, self._ended_policies(lanes))
             self.ended.zero_()
@@ -229,11 +275,10 @@ class Lockstep(ABC):
             if self._streak[lane] == stop_after:
                 self._judged[lane] = self.episodes
                 self.episodes_done[lane] = self.episodes
-                for table in (self.steps, self.returns, self.epsilons):
-                    table[lane, episode:] = table[lane, episode].item()
+                last = self.results[:, lane, episode].clone()
+                self.results[:, lane, episode:] = last.unsqueeze(-1)
 
-    _LANES = ("state", "step_count", "episodes_done", "epsilon_sum", "ended", "ended_epsilon")
-    _RESULTS = ("steps", "returns", "epsilons")
+    _LANES = ("state", "step_count", "episodes_done", "sums", "ended", "ended_results", "results")
 
     def write_strategy(self, strategy: EpsilonStrategy) -> None:
         """The strategy was changed in place, its runs possibly in another order."""
@@ -242,7 +287,7 @@ class Lockstep(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides what comes next, and the results; tensors and numbers only."""
-        tensors = {name: getattr(self, name).clone() for name in (*self._LANES, *self._RESULTS)}
+        tensors = {name: getattr(self, name).clone() for name in self._LANES}
         return {
             "tensors": tensors,
             "strategy": {name: x.clone() for name, x in self.strategy.state_dict().items()},

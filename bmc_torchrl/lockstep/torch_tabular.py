@@ -166,9 +166,11 @@ class TabularLockstep(Lockstep):
         greedy = greedy_return(reward, value, self.gamma, terminated=masked)
         uniform = uniform_return(reward, value, self.gamma, terminated=masked)
         best_before = self.greedy[lane, index]
-        change = self._learn(index, action, mixture_return(greedy, uniform, epsilon))
+        target = mixture_return(greedy, uniform, epsilon)
+        error = target - self.table[lane, index, action]
+        change = self._learn(index, action, target)
         self._update_strategy(index, reward, terminated, done, value, change)
-        ends = self._count_episodes(epsilon, done)
+        ends = self._count_episodes(done, epsilon, reward, error.square())
         mask = done.reshape(-1, *[1] * (after.ndim - 1))
         self.state.copy_(torch.where(mask, domain.start(reset), after))
         return History(index, best_before, ends)

@@ -10,10 +10,12 @@ from bmc_torchrl.training.callbacks import (
     StopAfterPerfectTests,
 )
 from bmc_torchrl.training.dqn import EpsilonGreedyDQN
+from bmc_torchrl.training.metrics import EpisodeMetrics
 from bmc_torchrl.training.transitions import TransitionStream
 
 __all__ = [
     "AtomicCheckpoint",
+    "EpisodeMetrics",
     "EpisodeProgress",
     "EpsilonGreedyDQN",
     "EpsilonGreedyLearner",

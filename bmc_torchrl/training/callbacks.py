@@ -168,20 +168,31 @@ class ResultsTable(Callback):
 
 
 class AtomicCheckpoint(Checkpoint):
-    """Saves everything to ``last.ckpt`` every so many chunks; a crash leaves the previous one.
+    """Saves everything to ``last.ckpt`` every so many steps; a crash leaves the previous one.
 
     Args:
         folder: where to.
-        every_n_chunks: chunks between two checkpoints; 0 for only at the end.
+        every_n_steps: of Lightning's ``global_step``, whether it counts updates or chunks; 0 for
+            only at the end. A chunk of updates that passes a multiple counts.
     """
 
-    def __init__(self, folder: str | Path, every_n_chunks: int = 100) -> None:
-        self.path, self.every_n_chunks = Path(folder) / "last.ckpt", every_n_chunks
+    def __init__(self, folder: str | Path, every_n_steps: int = 100) -> None:
+        self.path, self.every_n_steps = Path(folder) / "last.ckpt", every_n_steps
+        self._due = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Count from where training starts."""
+        self._wait(trainer)
+
+    def _wait(self, trainer: L.Trainer) -> None:
+        if self.every_n_steps:
+            self._due = (trainer.global_step // self.every_n_steps + 1) * self.every_n_steps
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Save after every `every_n_chunks` chunks."""
-        if self.every_n_chunks and trainer.global_step % self.every_n_chunks == 0:
+        """Save after every `every_n_steps` steps."""
+        if self.every_n_steps and trainer.global_step >= self._due:
             self.save(trainer)
+            self._wait(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save at the end."""
@@ -199,10 +210,15 @@ class AtomicCheckpoint(Checkpoint):
 
 
 class EpisodeProgress(Callback):
-    """A progress bar over all runs' episodes, with the last tests, ε and speed."""
+    """A progress bar over all runs' episodes, with the last tests, ε and speed, in 80 columns.
 
-    def __init__(self, every_seconds: float = 0.5) -> None:
-        self.every_seconds = every_seconds
+    Args:
+        labels: of the strategies, equal shares of the runs each; the first one's results are shown.
+        every_seconds: between two looks.
+    """
+
+    def __init__(self, labels: Sequence[str] = ("",), every_seconds: float = 0.5) -> None:
+        self.labels, self.every_seconds = list(labels), every_seconds
         self.bar: Progress | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -210,10 +226,10 @@ class EpisodeProgress(Callback):
         assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         self.bar = Progress(
-            TextColumn("episodes {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} episodes"),
+            BarColumn(bar_width=6),
             TextColumn("{task.fields[known]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
             disable=not trainer.is_global_zero,
         )
@@ -231,12 +247,13 @@ class EpisodeProgress(Callback):
 
     def _refresh(self, learner: RecordedLearner, now: float) -> None:
         log = learner.log_of_episodes
-        last = log.last_tested
+        last, own = log.last_tested, slice(0, log.runs // len(self.labels))
+        speed = learner.vector_steps * log.runs / (now - self.began)
+        returns = float(log.returns.gather(-1, last)[own].nanmean())
+        name = f"{self.labels[0][:8]}: " if len(self.labels) > 1 else ""
         known = (
-            f"test steps {float(log.steps.gather(-1, last).nanmean()):.1f}  "
-            f"return {float(log.returns.gather(-1, last).nanmean()):.2f}  "
-            f"ε {float(learner.strategy.eps.mean()):.4f}  "
-            f"{learner.vector_steps * log.runs / (now - self.began):,.0f} steps/s"
+            f"{name}return {returns:.1f} ε {float(learner.strategy.eps[own].mean()):.3f} "
+            f"{_short(speed)} steps/s"
         )
         done = torch.where(log.stopped, log.episodes, log.done).sum()
         assert self.bar is not None
@@ -255,3 +272,14 @@ class EpisodeProgress(Callback):
         """Leave the terminal as it was."""
         if self.bar is not None:
             self.bar.stop()
+
+
+def _short(number: float) -> str:
+    """A number in at most four characters and a letter.
+
+    >>> _short(950), _short(12_345), _short(3_000_000)
+    ('950', '12k', '3.0M')
+    """
+    if number < 1e4:
+        return f"{number:.0f}"
+    return f"{number / 1e3:.0f}k" if number < 1e6 else f"{number / 1e6:.1f}M"

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from bmc_torchrl.precision import KeepsPrecision
 
-__all__ = ["EpisodeLog"]
+__all__ = ["MEASURED", "EpisodeLog"]
 
 MEASURED = ("steps", "returns", "epsilons", "train_returns", "losses", "train_steps")
+"""The tables of every log and engine, in this order."""
 
 
 class EpisodeLog(KeepsPrecision):

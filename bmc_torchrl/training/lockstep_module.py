@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bmc_torchrl.lockstep.interface import Engine
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase
+
+from bmc_torchrl.lockstep.interface import Engine, greedy_actor
 from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.training.episodes import MEASURED
 from bmc_torchrl.training.run_records import ChunkedLearner
 
 __all__ = ["ChunkStream", "LockstepLearner"]
@@ -21,6 +25,8 @@ class LockstepLearner(ChunkedLearner):
         runs: number of runs.
         episodes: training episodes of each run.
     """
+
+    tests_itself = True
 
     def __init__(
         self,
@@ -42,12 +48,18 @@ class LockstepLearner(ChunkedLearner):
         """Advance all runs by a chunk, and take over what is known."""
         self.engine.advance(chunk_steps)
         self.engine.write_strategy(self.strategy)
-        log = self.log_of_episodes
-        log.done.copy_(self.engine.episodes_done)
-        for name in ("steps", "returns", "epsilons"):
-            getattr(log, name).copy_(getattr(self.engine, name))
+        log, engine = self.log_of_episodes, self.engine
+        log.done.copy_(engine.episodes_done)
+        for name in MEASURED:
+            getattr(log, name).copy_(getattr(engine, name))
+        for name, table in engine.diagnostics.items():
+            log.diagnostics[name].copy_(table)
         self.vector_steps += chunk_steps
         self.count_chunk()
+
+    def greedy_policy(self, env: EnvBase) -> TensorDictModuleBase:
+        """See :class:`~bmc_torchrl.training.run_records.RecordedLearner`."""
+        return greedy_actor(self.engine, env)
 
     def get_extra_state(self) -> dict[str, Any]:
         """The engine's state, so that a checkpoint has it."""

@@ -9,6 +9,7 @@ import lightning as L  # noqa: N812
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
+from torchrl.envs import EnvBase
 
 from bmc_torchrl.strategies import EpsilonStrategy
 from bmc_torchrl.training.episodes import EpisodeLog
@@ -25,6 +26,7 @@ class RecordedLearner(L.LightningModule):
         vector_steps: Steps that all runs have taken together so far in this process.
         q_actor: The greedy policy, where it is TorchRL's.
         step_hooks: Called with the runs whose episode ended, after each vector step.
+        tests_itself: Whether greedy tests need no callback.
     """
 
     strategy: EpsilonStrategy
@@ -32,11 +34,16 @@ class RecordedLearner(L.LightningModule):
     vector_steps: int = 0
     q_actor: TensorDictModuleBase
     step_hooks: list[Callable[[Tensor], None]]
+    tests_itself: bool = False
 
     @property
     def finished(self) -> bool:
         """Whether every run has finished."""
         return bool(self.log_of_episodes.finished.all())
+
+    def greedy_policy(self, env: EnvBase) -> TensorDictModuleBase:
+        """An actor that acts greedily in `env`, batch size ``[runs, …]``."""
+        return self.q_actor
 
 
 class ChunkedLearner(RecordedLearner):

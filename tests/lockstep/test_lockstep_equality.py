@@ -66,7 +66,7 @@ def test_the_flat_fit_is_the_published_fit(embedded: bool, actions: int, l2: flo
     batch = Minibatch(inputs[..., :-1], dense[:, :count].mT, action, reward, done)
     rates = torch.tensor(adam_rates(0.01, 1, 4), dtype=torch.float64).view(-1, 1, 1)
     moments = torch.zeros_like(start), torch.zeros_like(start)
-    (ours, *_), extra = fit(
+    (ours, *_), extra, _ = fit(
         flat,
         (start, *moments),
         batch,
