@@ -23,10 +23,8 @@ from torchrl.envs.utils import check_env_specs
 from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.envs.gymnasium_batch import INSTALL, DmEnv, GymBatchEnv, bsuite_env, gym_env
-from bmc_torchrl.learners.builders import build_learner
-from bmc_torchrl.learners.rules import _clip_each_run
-from bmc_torchrl.learners.settings import DQNSettings
 from bmc_torchrl.training.callbacks import GreedyEvaluation
+from bmc_torchrl.training.dqn import clip_each_run
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
 
@@ -264,28 +262,11 @@ def test_taxis_illegal_actions_are_never_taken_nor_averaged() -> None:
     assert current["action_mask"].gather(-1, action).all()
 
 
-def test_what_one_run_learns_does_not_depend_on_the_others() -> None:
-    weights = []
-    for last_reward in (1.0, 50.0):
-        torch.manual_seed(0)
-        env = GymBatchEnv(partial(gym_env, "CartPole-v1"), max_steps=9, batch_size=[3])
-        settings = DQNSettings(hidden=[4], batch_size=4, warmup=4, max_grad_norm=0.5)
-        actor, rule = build_learner(settings, env, 0.9)
-        steps = env.rollout(12, break_when_any_done=False)
-        steps["next", "reward"][2] = last_reward
-        for step in steps.unbind(1):
-            rule.learn(step, torch.zeros(3, dtype=torch.int64), value_change=False)
-        weights.append([p.detach().clone() for p in actor.parameters()])
-    for one, other in zip(*weights, strict=True):
-        assert torch.equal(one[:2], other[:2])
-    assert any(not torch.equal(one[2], other[2]) for one, other in zip(*weights, strict=True))
-
-
 def test_gradients_are_clipped_run_by_run() -> None:
     weight, alone = torch.nn.Parameter(torch.zeros(3, 2)), torch.nn.Parameter(torch.zeros(1, 2))
     weight.grad = torch.tensor([[3.0, 4.0], [0.3, 0.4], [300.0, 400.0]])
     alone.grad = torch.tensor([[3.0, 4.0]])
-    _clip_each_run([weight], 1.0, runs=3)
+    clip_each_run([weight], 1.0, runs=3)
     torch.nn.utils.clip_grad_norm_([alone], 1.0)
     torch.testing.assert_close(weight.grad[0], alone.grad[0])
     torch.testing.assert_close(weight.grad[1], torch.tensor([0.3, 0.4]))
@@ -294,11 +275,10 @@ def test_gradients_are_clipped_run_by_run() -> None:
 
 def test_a_test_stands_for_the_episodes_since_the_one_before() -> None:
     log = EpisodeLog(runs=2, episodes=5, test_every=2)
-    done = torch.ones(2, 1, dtype=torch.bool)
-    step = TensorDict({"next": {"done": done, "reward": torch.ones(2, 1)}}, [2])
+    step = (torch.ones(2), torch.ones(2, dtype=torch.bool), torch.full((2,), 0.5), torch.zeros(2))
     due = []
     for episode in range(5):
-        due.append(log.record(step, torch.full((2,), 0.5)))
+        due.append(log.record(*step, {}))
         assert log.last_tested.tolist() == [[max(0, episode - 1 - (episode - 1) % 2)]] * 2
         if due[-1].all():
             log.write_tests(due[-1], torch.full((2,), float(episode)), torch.zeros(2))
