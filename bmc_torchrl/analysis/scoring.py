@@ -53,7 +53,7 @@ MEASURES = {
     "frozen8": Measure("FrozenLake 8×8", "return", "goals reached", False, None),
     "cliff": Measure("CliffWalking", "return", "return", False, -13.0),
     "taxi": Measure("Taxi", "return", "return", False, None),
-    "cartpole": Measure("CartPole-v1", "return", "return", False, 500.0),
+    "cartpole": Measure("CartPole-v1", "return", "return", False, None),
     "acrobot": Measure("Acrobot", "return", "return", False, None),
     "lander": Measure("LunarLander", "return", "return", False, None),
     "breakout": Measure("MinAtar Breakout", "return", "return", False, None),

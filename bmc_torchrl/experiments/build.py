@@ -158,11 +158,11 @@ def _build_dqn(cfg: DictConfig, strategy: EpsilonStrategy, learner: DQNSettings)
         max_grad_norm=learner.max_grad_norm,
         compile=compile,
     )
-    return module, None, _tests(cfg, run, make_env, options, runs, snapshot=chunk_steps > 1)
+    return module, None, _tests(cfg, run, make_env, options, runs, snapshot=False, at_once=True)
 
 
 def _tests(
-    cfg: DictConfig, run: RunSettings, make_env: Any, options: Any, runs: int, *, snapshot: bool
+    cfg: DictConfig, run: RunSettings, make_env: Any, options: Any, runs: int, **when: bool
 ) -> list[Any]:
     """The callbacks that test a job's runs, stop those that are perfect, and film the first."""
     evaluation = GreedyEvaluation(
@@ -170,7 +170,7 @@ def _tests(
         gamma=cfg.domain.get("test_gamma", run.gamma),
         max_steps=cfg.domain.max_steps,
         seed=run.seed + 1,
-        snapshot=snapshot,
+        **when,
         one_by_one=not cfg.domain.native,
     )
     own: list[Any] = [evaluation]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,8 @@ class GreedyEvaluation(Callback):
         seed: of the tests' random numbers.
         snapshot: keep a copy of Q at each episode's end. Without it, the tests use Q at the end of
             the chunk, which is the same where all episodes end with the chunk.
+        at_once: test in the very step in which an episode ends, without waiting for the chunk; the
+            host must then look at every step.
         one_by_one: whether `env` steps its copies one by one; see
             :func:`~bmc_torchrl.training.greedy_tests.greedy_tests`.
     """
@@ -56,33 +59,43 @@ class GreedyEvaluation(Callback):
         max_steps: int,
         seed: int = 0,
         snapshot: bool = True,
+        at_once: bool = False,
         one_by_one: bool = False,
     ) -> None:
         self.env, self.gamma, self.max_steps = env, gamma, max_steps
-        self.seed, self.snapshot, self.one_by_one = seed, snapshot, one_by_one
+        self.seed, self.at_once, self.one_by_one = seed, at_once, one_by_one
+        self.snapshot = snapshot and not at_once
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make the copy of Q that tests use."""
         assert isinstance(pl_module, RecordedLearner)
         self.actor = pl_module.q_actor
+        self.hook = self._keep
+        if self.at_once:
+            self.hook = functools.partial(self._test_now, pl_module)
+            pl_module.step_hooks.append(self.hook)
         if self.snapshot:
             self.actor = copy.deepcopy(pl_module.q_actor)
             self.pairs = list(
                 zip(self.actor.parameters(), pl_module.q_actor.parameters(), strict=True)
             )
-            pl_module.step_hooks.append(self._keep)
+            pl_module.step_hooks.append(self.hook)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leave the learner as it was."""
         assert isinstance(pl_module, RecordedLearner)
-        if self._keep in pl_module.step_hooks:
-            pl_module.step_hooks.remove(self._keep)
+        if self.hook in pl_module.step_hooks:
+            pl_module.step_hooks.remove(self.hook)
 
     @torch.no_grad()
     def _keep(self, ended: Tensor) -> None:
         for kept, live in self.pairs:
             shape = () if ended.numel() == 1 else (-1, *[1] * (live.ndim - 1))
             kept.copy_(torch.where(ended.reshape(shape), live, kept))
+
+    def _test_now(self, learner: RecordedLearner, due: Tensor) -> None:
+        if bool(due.any()):
+            self._test(learner)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Test the runs whose episode ended in this chunk."""
@@ -95,11 +108,14 @@ class GreedyEvaluation(Callback):
                 "cannot be told apart: set chunk_steps to at most the shortest episode's length "
                 "(times domain.test_every)."
             )
-        if most == 0:
-            return
+        if most > 0:
+            self._test(pl_module)
+
+    def _test(self, learner: RecordedLearner) -> None:
+        log = learner.log_of_episodes
         devices = [self.env.device] if self.env.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.seed + pl_module.global_step)
+            torch.manual_seed(self.seed + learner.global_step)
             steps, returns = greedy_tests(
                 self.env,
                 self.actor,
