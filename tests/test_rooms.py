@@ -40,7 +40,7 @@ ONLY_IN = {
     "hydra": ("experiments", "benchmarks"),
     "lightning": ("training", "experiments", "benchmarks"),
     "matplotlib": ("analysis", "experiments"),
-    "numba": ("lockstep.numba", "benchmarks"),
+    "numba": ("strategies.compiled", "lockstep.numba", "benchmarks"),
     "numpy": ("envs", "lockstep.numba", "training", "analysis", "experiments", "benchmarks"),
     "omegaconf": ("experiments", "benchmarks"),
     "pandas": ("analysis", "experiments", "benchmarks"),
@@ -176,10 +176,14 @@ PEERS = "bmc_torchrl.benchmarks.peers"
 """Scripts that run in environments of their own."""
 
 
+OPTIONAL = {"bmc_torchrl.strategies.compiled": {"numba"}}
+"""What is imported if it is there, and done without if it is not."""
+
+
 def declared_for(module: str) -> set[str]:
     """What is installed where the module is used."""
     if room_of(module) in reachable("exploration") | {"interop"}:
-        return CORE
+        return CORE | OPTIONAL.get(module, set())
     if module.startswith(PEERS):
         files = (PACKAGE / "benchmarks/peers").glob("requirements-*.txt")
         lines = [line for path in files for line in path.read_text().splitlines()]

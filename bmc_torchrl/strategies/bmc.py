@@ -34,6 +34,7 @@ from bmc_torchrl.strategies.scalar import (
     ScalarForm,
     ScalarRule,
 )
+from bmc_torchrl.strategies.walks import bmc_walk, can_walk
 
 # What compiles a walk through time into one loop of the graph is not public. Without it, the walk
 # is unrolled: as many copies of the step as there are steps.
@@ -384,12 +385,12 @@ class BMCEpsilon(EpsilonStrategy):
             raise NoScalarFormError(
                 "Only ε-BMC with one posterior per run and online updates is a function of numbers."
             )
-        if type(self.likelihood) is not StudentTLikelihood:
+        prior = self.likelihood
+        if type(prior) is not StudentTLikelihood:
             raise NoScalarFormError(
                 "Only ε-BMC with the Student-t likelihood is a function of numbers, not with "
-                f"{type(self.likelihood).__name__}."
+                f"{type(prior).__name__}."
             )
-        prior = self.likelihood
         return ScalarForm(
             BMCRule,
             parameters=(prior.mu0, prior.tau0, prior.a0, prior.b0),
@@ -447,6 +448,9 @@ class BMCEpsilon(EpsilonStrategy):
     def learn(self, *columns: Tensor) -> None:
         """Move the posterior, one step after the other."""
         greedy, uniform, taken, *more = columns
+        if greedy.ndim > len(self.batch_shape) and self._has_rule and can_walk(greedy):
+            self._walk_in_one(greedy, uniform, taken, *more)
+            return
         learns = taken & usable(greedy, uniform)
         skipped = taken ^ learns
         if greedy.ndim == len(self.batch_shape):
@@ -478,6 +482,37 @@ class BMCEpsilon(EpsilonStrategy):
                 f"size {tuple(transition.batch_size)} and the strategy {tuple(self.batch_shape)}."
             )
         return self._done(transition, self.alpha)
+
+    @property
+    def _has_rule(self) -> bool:
+        return type(self.likelihood) is StudentTLikelihood
+
+    def _walk_in_one(
+        self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
+    ) -> None:
+        """Every step of ``[steps, *batch_shape]`` by :class:`BMCRule`, in one operator."""
+        prior, rest = self.likelihood, [x.reshape(len(x), -1) for x in state_and_done]
+        assert isinstance(prior, StudentTLikelihood)
+        posterior = self._posterior()
+        zeros, states = torch.zeros_like(self.alpha), self.num_states or 1
+        columns = [self.mean, *posterior, zeros, zeros]
+        memory, held, last = bmc_walk(
+            torch.stack([prior.mu0, prior.tau0, prior.a0, prior.b0], -1).view(-1, 4),
+            torch.stack(columns, -1).view(-1, states, len(columns)),
+            torch.stack([self.alpha, self.beta], -1).view(-1, states, 2),
+            *(x.reshape(len(x), -1) for x in (taken, greedy, uniform)),
+            None if self.num_states is None else rest.pop(0),
+            rest.pop(0) if self.offline else None,
+        )
+        shape = self.alpha.shape
+        _, *after, _, skipped = (x.reshape(shape) for x in memory.unbind(-1))
+        self._write(posterior, BMCPosterior(*after), last.view(self.batch_shape))
+        if self.num_states is not None:
+            skipped = skipped.sum(-1)
+        self.skipped.add_(skipped.long())
+        if self.offline:
+            for buffer, value in zip((self.alpha, self.beta), held.unbind(-1), strict=True):
+                buffer.copy_(value.reshape(shape))
 
     def _walk(self, learns: Tensor, greedy: Tensor, uniform: Tensor) -> None:
         """Every step of ``[steps, *batch_shape]``; one loop in the graph when compiled."""

@@ -13,6 +13,7 @@ from bmc_torchrl.functional import vdbe_epsilon
 from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
 from bmc_torchrl.strategies.scalar import Number, Row, ScalarForm, ScalarRule
+from bmc_torchrl.strategies.walks import can_walk, vdbe_walk
 
 __all__ = ["VDBEEpsilon", "VDBERule"]
 
@@ -126,6 +127,13 @@ class VDBEEpsilon(EpsilonStrategy):
 
     def learn(self, *columns: Tensor) -> None:
         """Move ε of each state left towards what its value change says."""
+        if can_walk(columns[0]):
+            sigma = self.sigma.expand(self.batch_shape)
+            parameters = torch.stack([sigma, torch.full_like(sigma, self.delta)], -1).view(-1, 2)
+            epsilons = self.epsilons.reshape(-1, self.num_states)
+            flat = (column.reshape(len(column), -1) for column in columns)
+            self.epsilons.copy_(vdbe_walk(parameters, epsilons, *flat).view_as(self.epsilons))
+            return
         for change, learns, state in zip(*(column.unbind(0) for column in columns), strict=True):
             old = gather_state(self.epsilons, state)
             new = vdbe_epsilon(old, change, self.sigma, self.delta)

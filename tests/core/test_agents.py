@@ -7,6 +7,7 @@ from contracts import (
     FACTORIES,
     RUNS,
     STATES,
+    alike,
     exploring,
     memory,
     observed,
@@ -44,7 +45,7 @@ def test_agents_may_share_an_epsilon_and_are_walked_within_each_step(name):
             for key in ("greedy_return", "uniform_return", "value_change"):
                 part[key] = part[key][..., agent]
             walked.update(part)
-    assert same(memory(pooled), memory(walked))
+    assert alike(memory(pooled), memory(walked))
 
 
 @pytest.mark.parametrize("name", ["geometric", "power", "linear"])

@@ -23,7 +23,6 @@ from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.likelihoods import NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.lockstep.numba import formulas as kernels
 from bmc_torchrl.lockstep.numba.arguments import read_strategy
-from bmc_torchrl.lockstep.numba.rules import compiled_rule
 from bmc_torchrl.strategies import (
     ConstantEpsilon,
     GeometricEpsilon,
@@ -31,6 +30,7 @@ from bmc_torchrl.strategies import (
     PowerEpsilon,
 )
 from bmc_torchrl.strategies.bmc import BMCPosterior, BMCRule, bmc_step, moments_matched, usable
+from bmc_torchrl.strategies.compiled import compiled_rule
 from bmc_torchrl.strategies.vdbe import VDBERule
 
 NONE = (0.0, 0.0, 0.0, 0.0)

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from contracts import FACTORIES, LEARNING, RUNS, STATES, memory, same, transitions
+from contracts import FACTORIES, LEARNING, RUNS, STATES, alike, memory, same, transitions
 from scipy import stats
 
 from bmc_torchrl import BMCEpsilon, GaussianLikelihood, NormalGammaPrior, VDBEEpsilon
@@ -135,7 +135,7 @@ def test_a_pooled_strategy_sees_every_environment_time_slowest(name):
         for first in range(3):
             for second in range(5):
                 walked.update(data[first, second, time])
-    assert same(memory(pooled), memory(walked))
+    assert alike(memory(pooled), memory(walked))
 
 
 def test_runs_with_their_own_prior_keep_it():

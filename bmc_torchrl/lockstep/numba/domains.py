@@ -9,7 +9,8 @@ import numpy as np
 from numba.extending import overload
 
 from bmc_torchrl.envs.lanes import Numbers
-from bmc_torchrl.lockstep.numba.formulas import OPTIONS, Array, F, Scalar, compiled
+from bmc_torchrl.lockstep.numba.formulas import Array, F, Scalar, compiled
+from bmc_torchrl.strategies.compiled import OPTIONS
 
 __all__ = ["domain_start", "domain_step", "is_noisy"]
 

@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
+from bmc_torchrl.strategies.compiled import OPTIONS
+
 __all__ = [
     "SHORT_ROW",
     "Array",
@@ -39,9 +41,6 @@ Array = np.ndarray[Any, Any]
 Scalar = Any
 Bits = Any
 
-# Without _nrt=False numba counts references to every array it looks at, with atomic operations that
-# make a step three times as slow and the threads wait for each other. Nothing is allocated here.
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 compiled = cast(Callable[[F], F], numba.njit(**OPTIONS))
 # A maximum may be taken in any order; nothing else here may.
 _compiled_unordered = cast(Callable[[F], F], numba.njit(fastmath={"nnan", "nsz"}, **OPTIONS))

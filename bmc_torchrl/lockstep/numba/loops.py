@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import marshal
-import types
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
 from bmc_torchrl.envs.lanes import Numbers, ScalarDomain
@@ -23,7 +20,6 @@ from bmc_torchrl.lockstep.numba.domains import (
 from bmc_torchrl.lockstep.numba.formulas import (
     GOLDEN,
     MIX2,
-    OPTIONS,
     Array,
     Bits,
     Scalar,
@@ -41,6 +37,7 @@ from bmc_torchrl.lockstep.numba.formulas import (
 )
 from bmc_torchrl.lockstep.numba.rules import begin_episode, current_epsilon, learn_transition
 from bmc_torchrl.strategies import ScalarRule
+from bmc_torchrl.strategies.compiled import cached_on_disk, source_checksum
 
 __all__ = ["CURVES", "Lanes", "Rule", "Scratch", "greedy_episodes", "loops_of"]
 
@@ -362,26 +359,16 @@ def loops_of(
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies.
 
-    They are cached on disk. numba's cache notices a change of the file that a cached function is
-    in, and of no other; and it cannot be read where a class in it is gone. So what is compiled for
-    each class has a name of its own, with a checksum of all that was compiled.
+    They are cached on disk, by the classes' names and a checksum of all that is compiled.
     """
     functions: list[Any] = [kind.start, kind.step, kind.cell, kind.noisy]
     checksum = _CHECKSUM
     for rule in rules:
         functions += [rule.begin, rule.epsilon, rule.learn]
         checksum = zlib.crc32(f"{rule.__module__}.{rule.__qualname__}".encode(), checksum)
-    for source in dict.fromkeys(map(_source, functions)):
-        checksum = zlib.crc32(source, checksum)
-    made = []
-    for loop in (start_lanes, advance_lanes):
-        named = types.FunctionType(loop.__code__, loop.__globals__)
-        named.__qualname__ = f"{loop.__name__}.{kind.__module__}.{kind.__qualname__}.{checksum:08x}"
-        made.append(numba.njit(cache=True, **OPTIONS)(named))
-    return made[0], made[1]
-
-
-def _source(function: types.FunctionType) -> bytes:
-    """The file that a function is written in, or else its code."""
-    file = Path(function.__code__.co_filename)
-    return file.read_bytes() if file.is_file() else marshal.dumps(function.__code__)
+    checksum ^= source_checksum(functions)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        cached_on_disk(start_lanes, name, checksum),
+        cached_on_disk(advance_lanes, name, checksum),
+    )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
 from bmc_torchrl.lockstep.numba.domains import implements
 from bmc_torchrl.lockstep.numba.formulas import compiled
+from bmc_torchrl.strategies.compiled import compiled_rule
 
-__all__ = ["begin_episode", "compiled_rule", "current_epsilon", "learn_transition"]
+__all__ = ["begin_episode", "current_epsilon", "learn_transition"]
 
 
 def begin_episode(rules: Any, which: int, *row: Any) -> None:
@@ -26,24 +25,6 @@ def current_epsilon(rules: Any, which: int, *row: Any) -> Any:
 def learn_transition(rules: Any, which: int, *row: Any) -> None:
     """:meth:`ScalarRule.learn` of ``rules[which]``."""
     raise NotImplementedError
-
-
-@functools.cache
-def compiled_rule(function: Any) -> Any:
-    """A function of a rule, compiled with the plain functions that it calls.
-
-    >>> import numpy as np
-    >>> from bmc_torchrl.strategies.bmc import BMCRule
-    >>> memory = np.array([0.0, 1.0, 3.0])
-    >>> compiled_rule(BMCRule.begin)(memory, memory, 0)
-    >>> memory[0].item()
-    0.25
-    """
-    scope = dict(function.__globals__)
-    for name in function.__code__.co_names:
-        if isinstance(scope.get(name), types.FunctionType):
-            scope[name] = compiled_rule(scope[name])
-    return compiled(types.FunctionType(function.__code__, scope, function.__name__))
 
 
 def _chosen(rules: Any, name: str) -> Callable[..., Any]:

@@ -1,0 +1,154 @@
+"""The compiled walk through a batch against one step after the other, and against tensors."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior
+from bmc_torchrl.strategies import BMCEpsilon, VDBEEpsilon, bmc, vdbe, walks
+
+STEPS = 60
+PRIOR = NormalGammaPrior(mu0=0.3, b0=5.0)
+SHAPES = [(), (1,), (4,), (2, 3)]
+BMC = {
+    "one posterior": {},
+    "per state": {"num_states": 5},
+    "offline": {"update": "offline"},
+    "offline per state": {"update": "offline", "num_states": 5},
+}
+
+
+def collected(shape, random):
+    """Transitions ``[*shape, STEPS]``, some of them not taken, infinite, NaN or too large."""
+    size = (*shape, STEPS)
+    draw = lambda: torch.rand(size, generator=random)  # noqa: E731
+    greedy = (draw() * 6).double()
+    greedy[draw() < 0.1] = torch.nan
+    greedy[draw() < 0.05] = 1e101
+    change = draw() - 0.5
+    change[draw() < 0.1] = torch.inf
+    entries = {
+        "greedy_return": greedy,
+        "uniform_return": greedy - 3 * draw(),
+        "value_change": change,
+        "state": (draw() * 5).long(),
+        "next": {"done": (draw() < 0.1).unsqueeze(-1)},
+    }
+    names = [None] * len(shape) + ["time"]
+    return TensorDict(entries, size, names=names), draw() < 0.8
+
+
+def assert_equal_states(strategy, expected):
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(strategy.state_dict()[key], value, rtol=1e-12, atol=1e-300)
+
+
+def by_tensors(monkeypatch, strategy, *data):
+    with monkeypatch.context() as patch:
+        for module in (bmc, vdbe):
+            patch.setattr(module, "can_walk", lambda column: False)
+        strategy.update(*data)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("options", list(BMC.values()), ids=list(BMC))
+@pytest.mark.parametrize("masked", [False, True])
+def test_bmc_walks_as_the_tensor_functions_do(monkeypatch, shape, options, masked, random):
+    build = lambda: BMCEpsilon(1.0, 1.5, prior=PRIOR, batch_shape=shape, **options)  # noqa: E731
+    strategy, expected = build(), build()
+    for _ in range(2):
+        data, taken = collected(shape, random)
+        mark = (taken,) if masked else ()
+        strategy.update(data, *mark)
+        by_tensors(monkeypatch, expected, data, *mark)
+    assert_equal_states(strategy, expected)
+    assert (strategy.skipped > 0).all()
+    assert (strategy.eps < 0.4).all()
+
+
+def test_a_pooled_posterior_walks_by_time_and_then_by_environment(monkeypatch, random):
+    strategy, expected = BMCEpsilon(prior=PRIOR), BMCEpsilon(prior=PRIOR)
+    data, taken = collected((8,), random)
+    strategy.update(data, taken)
+    by_tensors(monkeypatch, expected, data, taken)
+    assert_equal_states(strategy, expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("states", [1, 5])
+def test_vdbe_walks_as_the_tensor_functions_do(monkeypatch, shape, states, random):
+    sigma = torch.rand(shape, generator=random) + 0.1
+    build = lambda: VDBEEpsilon(states, sigma, 0.25, batch_shape=shape)  # noqa: E731
+    strategy, expected = build(), build()
+    data, taken = collected(shape, random)
+    strategy.update(data, taken)
+    by_tensors(monkeypatch, expected, data, taken)
+    assert_equal_states(strategy, expected)
+    assert (strategy.epsilons != 0.5).any(-1).all()
+
+
+def test_one_call_of_an_operator_walks_a_batch(monkeypatch, random):
+    calls = []
+    monkeypatch.setattr(bmc, "bmc_walk", lambda *a: calls.append(a) or walks.bmc_walk(*a))
+    data, _ = collected((), random)
+    strategy = BMCEpsilon()
+    strategy.update(data)
+    assert len(calls) == 1
+    strategy.update(data[:1])
+    assert len(calls) == 1, "one step is not worth it"
+    BMCEpsilon(likelihood=GaussianLikelihood(1.0)).update(data)
+    assert len(calls) == 1, "the rule has the Student-t likelihood only"
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_operators_pass_the_checks_of_torch(states, random):
+    steps, runs, n = 4, 3, 2 if states else 1
+    rand = lambda *size: torch.rand(size, generator=random, dtype=torch.float64)  # noqa: E731
+    columns = (rand(steps, runs) < 0.8, 2 + rand(steps, runs), rand(steps, runs))
+    state, done = (rand(steps, runs) * n).long(), rand(steps, runs) < 0.3
+    memory = (1 + rand(runs, 4), 1 + rand(runs, n, 8), 1 + rand(runs, n, 2))
+    more = (state, done) if states else (None, None)
+    torch.library.opcheck(walks.bmc_walk, (*memory, *columns, *more))
+    arguments = (1 + rand(runs, 2), rand(runs, n), rand(steps, runs), columns[0], state)
+    torch.library.opcheck(walks.vdbe_walk, arguments)
+
+
+def test_vmap_maps_over_more_runs(random):
+    rand = lambda *size: 1 + torch.rand(size, generator=random, dtype=torch.float64)  # noqa: E731
+    parameters, memory, held, greedy = rand(3, 4), rand(7, 3, 2, 8), rand(3, 2, 2), rand(5, 3, 7)
+    taken, state = rand(5, 3) < 1.8, (rand(5, 3) > 1.5).long()
+    walk = lambda m, g: walks.bmc_walk(parameters, m, held, taken, g, taken * 0.1, state, None)  # noqa: E731
+    found = torch.vmap(walk, (0, 2))(memory, greedy)
+    for i in range(7):
+        for part, expected in zip(found, walk(memory[i], greedy[..., i]), strict=True):
+            torch.testing.assert_close(part[i], expected, rtol=0, atol=0)
+    sigma, epsilons, change = rand(3, 2) - 0.5, rand(3, 2), rand(7, 5, 3)
+    each = lambda c: walks.vdbe_walk(sigma, epsilons, c, taken, state)  # noqa: E731
+    expected = torch.stack([each(c) for c in change])
+    torch.testing.assert_close(torch.vmap(each)(change), expected, rtol=0, atol=0)
+
+
+def test_without_numba_there_is_one_hint_and_the_torch_loop(monkeypatch, random):
+    monkeypatch.setattr(walks.importlib.util, "find_spec", lambda name: None)
+    walks._has_numba.cache_clear()
+    data, _ = collected((), random)
+    strategy, expected = BMCEpsilon(), BMCEpsilon()
+    with pytest.warns(UserWarning, match="pip install numba"):
+        strategy.update(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        strategy.update(data)
+    monkeypatch.undo()
+    walks._has_numba.cache_clear()
+    expected.update(data)
+    expected.update(data)
+    assert_equal_states(strategy, expected)
+
+
+def test_numba_is_not_imported_before_it_is_needed():
+    code = "import bmc_torchrl, sys; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
