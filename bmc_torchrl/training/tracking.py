@@ -89,9 +89,7 @@ class EpisodeCSVLogger(Logger):
         kept = [
             row
             for row in self.rows()
-            if (
-                float(row["episode"]) <= episode if "episode" in row else int(row["step"]) < step
-            )
+            if (float(row["episode"]) <= episode if "episode" in row else int(row["step"]) < step)
         ]
         self.path.unlink(missing_ok=True)
         self.columns = list(FIRST_COLUMNS)
