@@ -54,6 +54,8 @@ def trained(output: Path, *overrides: str) -> EpsilonGreedyLearner:
 def everything(learner: EpsilonGreedyLearner) -> dict[str, Tensor]:
     """All tensors that a checkpoint of the learner has."""
     found = dict(_leaves("", learner.state_dict()))
+    if not hasattr(learner, "rule"):
+        return found | dict(_leaves("replay", learner.learning.contents()))
     replay = getattr(learner.rule, "replay", None)
     if replay is not None:  # Its storage has room that was never written.
         found = {name: value for name, value in found.items() if "_storage/_storage" not in name}

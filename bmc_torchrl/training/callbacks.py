@@ -20,7 +20,7 @@ from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
 from bmc_torchrl.training.greedy_tests import greedy_tests
-from bmc_torchrl.training.run_records import RecordedLearner
+from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
 
 __all__ = [
     "AtomicCheckpoint",
@@ -36,7 +36,8 @@ class GreedyEvaluation(Callback):
 
     The tests of a chunk run together when it ends, each run's with its Q of right after the
     episode: a copy is taken at that step, on the device. Test episodes draw from a generator of
-    their own, so that they never change what is learned.
+    their own, so that they never change what is learned. Episodes that end while replay fills,
+    before the first update, share a test.
 
     Args:
         env: test environments, batch size ``[runs, tests]``.
@@ -102,7 +103,8 @@ class GreedyEvaluation(Callback):
         assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         most = int(log.ended.max())
-        if most > 1:
+        filling = not isinstance(pl_module, ChunkedLearner) and bool(log.steps.isnan().all())
+        if most > 1 and not filling:
             raise RuntimeError(
                 f"A run ended {most} episodes within one chunk of vector steps, so their tests "
                 "cannot be told apart: set chunk_steps to at most the shortest episode's length "

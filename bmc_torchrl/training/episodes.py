@@ -162,10 +162,14 @@ class EpisodeLog(KeepsPrecision):
         """Keep the tests of the runs in `tested`, for the episodes up to the one tested after."""
         episode = torch.arange(self.episodes, device=tested.device)
         last = (torch.ones_like(self.tested) if self.endless else self.tested).unsqueeze(-1) - 1
-        since = (episode <= last) & (episode > last - self.test_every) & tested.unsqueeze(-1)
+        since = (episode <= last) & (episode > last - self._untested()) & tested.unsqueeze(-1)
         for table, values in ((self.steps, steps), (self.returns, returns)):
             table.copy_(torch.where(since, values.unsqueeze(-1).to(table), table))
         self.ended.masked_fill_(tested, 0)
+
+    def _untested(self) -> Tensor:
+        """Episodes that the next test of each run stands for, ``[runs, 1]``."""
+        return (self.ended.clamp(min=1) * self.test_every).unsqueeze(-1)
 
     def stop(self, runs: Tensor) -> None:
         """Finish `runs` early: their results stay as they are from now on."""

@@ -98,14 +98,15 @@ def test_every_cpu_trainer_instantiates(name: str) -> None:
     cfg = settings(f"trainer={name}", "logger=none")
     trainer = instantiate(cfg.trainer.lightning, accelerator="cpu", logger=False)
     assert trainer.max_epochs == 1
-    assert cfg.trainer.lightning.log_every_n_steps == cfg.trainer.log_every_n_chunks
+    assert cfg.trainer.lightning.limit_val_batches == 0
 
 
 @pytest.mark.parametrize("name", ["csv", "none", "wandb"])
 def test_every_logger_instantiates(name: str, tmp_path: Path) -> None:
     loggers = instantiate(settings(f"logger={name}", f"output={tmp_path}").logger)
     kinds = [type(logger).__name__ for logger in (loggers if name != "csv" else [loggers])]
-    assert kinds == {"csv": ["CSVLogger"], "none": [], "wandb": ["WandbLogger", "CSVLogger"]}[name]
+    csv = "EpisodeCSVLogger"
+    assert kinds == {"csv": [csv], "none": [], "wandb": ["WandbLogger", csv]}[name]
 
 
 PUBLISHED = {

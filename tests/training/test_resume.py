@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import multiprocessing
 import os
 import signal
@@ -16,11 +15,14 @@ from interruptions import interrupted
 from jobs import assert_identical, everything, settings, tiny, trained
 
 from bmc_torchrl.analysis.tables import load
+from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
+from bmc_torchrl.training import AtomicCheckpoint
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
 
 JOBS = {
     "tabular": tiny("grid_sarsa", "trainer.chunk_steps=8"),
     "published DQN": tiny("cart_dqn", "strategy=vdbe", "trainer.chunk_steps=4"),
+    "DQN": tiny("grid_dqn", "learner=dqn", "learner.warmup=8", "learner.batch_size=4"),
     "prioritised DQN": tiny(
         "grid_dqn",
         "learner=dqn",
@@ -28,9 +30,22 @@ JOBS = {
         "learner.warmup=8",
         "learner.batch_size=4",
         "learner.prioritized=true",
-        "trainer.chunk_steps=8",
     ),
 }
+OFTEN = ["trainer.checkpoint_every_n_chunks=1", "trainer.checkpoint_every_n_updates=1"]
+LOGGED = {
+    "tabular": [*JOBS["tabular"], "trainer.checkpoint_every_n_chunks=2"],
+    "DQN": [*JOBS["DQN"], "trainer.checkpoint_every_n_updates=2"],
+    "engine": tiny(
+        "grid_sarsa",
+        "engine=lockstep",
+        "episodes=4",
+        "trainer.lockstep_chunk_steps=10",
+        "trainer.checkpoint_every_n_chunks=1",
+    ),
+}
+if not hasattr(NumbaTabularEngine, "losses"):
+    del LOGGED["engine"]
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 5])
@@ -38,7 +53,7 @@ JOBS = {
 def test_a_job_interrupted_after_any_chunk_and_resumed_equals_one_that_was_not(
     name: str, chunks: int, tmp_path: Path
 ) -> None:
-    job = [*JOBS[name], "trainer.checkpoint_every_n_chunks=1"]
+    job = [*JOBS[name], *OFTEN]
     whole = trained(tmp_path / "whole", *job)
     interrupted(tmp_path / "parts", chunks, *job)
     assert not (tmp_path / "parts/table.parquet").exists()
@@ -82,18 +97,33 @@ def test_checkpoints_hold_tensors_and_plain_values_only(name: str, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last.ckpt", "table.parquet"]
 
 
-def test_metrics_of_a_resumed_job_follow_those_of_before(tmp_path: Path) -> None:
-    job = [*JOBS["tabular"], "logger=csv", "trainer.log_every_n_chunks=1"]
-    job.append("trainer.checkpoint_every_n_chunks=2")
+def test_checkpoints_come_every_so_many_updates_where_lightning_counts_them(tmp_path: Path) -> None:
+    job = [*JOBS["DQN"], "trainer.checkpoint_every_n_updates=10"]
+    with pytest.MonkeyPatch.context() as patch:
+        steps: list[int] = []
+        patch.setattr(
+            AtomicCheckpoint, "save", lambda _, trainer: steps.append(trainer.global_step)
+        )
+        trained(tmp_path, *job, "trainer.checkpoint_every_n_chunks=1")
+    assert steps[:3] == [10, 20, 30]
+
+
+def rows(output: Path) -> list[str]:
+    return (output / "metrics/metrics.csv").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", LOGGED)
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_the_log_of_a_resumed_job_is_that_of_an_uninterrupted_one(
+    name: str, chunks: int, tmp_path: Path
+) -> None:
+    job = [*LOGGED[name], "logger=csv", "figure=false"]
     trained(tmp_path / "whole", *job)
-    interrupted(tmp_path / "parts", 5, *job)
+    interrupted(tmp_path / "parts", chunks, *job)
+    with (tmp_path / "parts/metrics/metrics.csv").open("a") as stream:
+        stream.write("5.0,5,0.1")  # As a killed job may leave it.
     trained(tmp_path / "parts", *job, "resume=true")
-    whole, parts = (
-        list(csv.DictReader((tmp_path / part / "metrics/metrics.csv").read_text().splitlines()))
-        for part in ("whole", "parts")
-    )
-    assert [row["step"] for row in parts] == [row["step"] for row in whole] == list("012345")
-    assert parts == whole
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
 def _killed_while_writing(output: Path, writing: Path, job: list[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import multiprocessing
+import os
+import signal
 import struct
 import time
 from collections.abc import Iterator
@@ -11,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from interruptions import interrupted
 from jobs import ROOT, built, settings, tiny, train, trained
@@ -19,16 +20,11 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
+from bmc_torchrl.training import EpisodeProgress
+from bmc_torchrl.training.tracking import EpisodeCSVLogger, resend, wandb_loggers
 
-METRICS = {
-    *(f"train/{name}" for name in ("loss", "return", "epsilon", "epsilon_min", "epsilon_max")),
-    *(f"posterior/{name}" for name in ("alpha", "beta", "strength", "log_evidence_ratio")),
-    "posterior/return_variance",
-    "train/episodes",
-    "eval/return",
-    "eval/steps",
-}
-JOB = tiny("grid_sarsa", "trainer.log_every_n_chunks=1", "trainer.chunk_steps=8")
+JOB = tiny("grid_sarsa", "trainer.chunk_steps=8")
+BESIDE = [*JOB, "sweep=study", "strategies=[bmc,fixed_01]"]
 
 
 def records(path: Path) -> Iterator[Record]:
@@ -86,35 +82,44 @@ def run(output: Path) -> Path:
     return found
 
 
-def test_every_metric_is_logged_per_chunk(run: Path) -> None:
-    history = [items(entry.item) for entry in of_kind(run, "history")]
-    rows = [row for row in history if "train/epsilon" in row]
-    assert [row["trainer/global_step"] for row in rows] == [0, 1, 2, 3, 4, 5]
-    assert rows[-1].keys() >= METRICS
-    last = rows[-1]
-    assert last["train/epsilon_min"] <= last["train/epsilon"] <= last["train/epsilon_max"] < 0.4976
-    assert last["posterior/strength"] == pytest.approx(
-        last["posterior/alpha"] + last["posterior/beta"]
-    )
-    assert last["train/episodes"] == 2
+def history(run: Path) -> list[dict]:
+    """The rows of episodes."""
+    found = [items(entry.item) for entry in of_kind(run, "history")]
+    rows = [row for row in found if "train/episodes" in row or "train/episodes/bmc" in row]
+    hidden = ("_runtime", "_timestamp", "_step", "trainer/global_step")
+    return [{k: v for k, v in row.items() if k not in hidden} for row in rows]
 
 
-def test_figure_histogram_and_results_table_are_in_the_run(run: Path, output: Path) -> None:
+def csv_rows(output: Path) -> list[dict]:
+    rows = EpisodeCSVLogger(output).rows()
+    return [{k: float(text) for k, text in row.items() if k != "step"} for row in rows]
+
+
+def test_wandb_has_the_rows_of_the_csv_file(run: Path, output: Path) -> None:
+    assert [row["episode"] for row in history(run)] == [0, 1, 2]
+    assert history(run) == csv_rows(output)
+    axes = {entry.glob_name: entry.step_metric for entry in of_kind(run, "metric")}
+    for names in ("train/*", "eval/*", "posterior/*", "skipped*"):
+        assert axes[names] == "episode"
+
+
+def test_figures_film_histogram_and_results_table_are_in_the_run(run: Path, output: Path) -> None:
     sent = {}
     for entry in of_kind(run, "history"):
         sent |= items(entry.item)
-    assert sent["posterior._type"] == "image-file"
-    assert sent["greedy_episode._type"] == "video-file"
-    assert (run / "files" / sent["posterior.path"]).stat().st_size > 10_000
-    assert sent["epsilon_over_runs._type"] == "histogram"
-    assert sum(sent["epsilon_over_runs.values"]) == 2
-    table = json.loads((run / "files" / sent["results.path"]).read_text())
+    for name in ("figures/posterior", "figures/curves"):
+        assert sent[f"{name}._type"] == "image-file"
+        assert (run / "files" / sent[f"{name}.path"]).stat().st_size > 10_000
+    assert sent["figures/greedy_episode._type"] == "video-file"
+    assert sent["figures/epsilon_over_runs._type"] == "histogram"
+    assert sum(sent["figures/epsilon_over_runs.values"]) == 2
+    table = json.loads((run / "files" / sent["tables/results.path"]).read_text())
     results = load(output / "table.parquet")
     assert table["columns"] == list(results.columns)
     assert len(table["data"]) == len(results) == 4
 
 
-def test_the_run_has_its_group_type_tags_and_config(run: Path) -> None:
+def test_the_run_has_its_group_type_tags_and_a_flat_config(run: Path) -> None:
     described = of_kind(run, "run")[0]
     assert described.project == "bmc_torchrl"
     assert described.run_group == "grid_sarsa"
@@ -125,7 +130,10 @@ def test_the_run_has_its_group_type_tags_and_config(run: Path) -> None:
     for entry in [*(r.config for r in of_kind(run, "run")), *of_kind(run, "config")]:
         config |= items(entry.update)
     assert config["episodes"] == 2
-    assert config["families"]["bmc"] == {"alpha0": 1.0, "beta0": 1.01}
+    assert config["families.bmc.alpha0"] == 1.0
+    assert config["sweep.bmc.parameters._target_"] == "bmc_torchrl.BMCEpsilon"
+    assert config["learner.learning_rate"] == 0.7
+    assert not any(isinstance(v, dict) and v for k, v in config.items() if k != "_wandb")
 
 
 def test_the_summary_and_the_artifact_hold_the_result(run: Path, output: Path) -> None:
@@ -133,76 +141,111 @@ def test_the_summary_and_the_artifact_hold_the_result(run: Path, output: Path) -
     for entry in of_kind(run, "summary"):
         summary |= items(entry.update)
     results = load(output / "table.parquet")
-    assert summary["eval/auc"] == pytest.approx(results["steps"].mean())
+    assert summary["summary/auc"] == pytest.approx(results["steps"].mean())
     last = results.query("episode == 2")
-    assert summary["eval/final_return"] == pytest.approx(last["return"].mean())
+    assert summary["summary/final_return"] == pytest.approx(last["return"].mean())
+    assert summary["summary/final_epsilon"] == pytest.approx(last["epsilon"].mean())
     (artifact,) = (a for a in of_kind(run, "artifact") if a.type == "results")
     names = {entry.path for entry in artifact.manifest.contents}
-    assert names == {"table.parquet", "last.ckpt"}
+    pictures = {"posterior.png", "curves.png", "greedy.gif"}
+    assert names == {"table.parquet", "last.ckpt", "metrics.csv"} | pictures
 
 
-def test_csv_metrics_are_written_beside_wandb(output: Path) -> None:
-    rows = list(csv.DictReader((output / "metrics/metrics.csv").read_text().splitlines()))
-    assert [row["step"] for row in rows] == list("012345")
-    assert rows[-1].keys() >= METRICS
-    assert float(rows[-1]["eval/steps"]) == 24
+def test_several_strategies_have_a_summary_each(tmp_path: Path) -> None:
+    trained(tmp_path, *BESIDE, "logger=wandb")
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    summary = {}
+    for entry in of_kind(run, "summary"):
+        summary |= items(entry.update)
+    assert summary["summary/final_epsilon/fixed_01"] == pytest.approx(0.1)
+    assert {"summary/auc/bmc", "summary/auc/fixed_01"} < summary.keys()
+    assert "summary/auc" not in summary
+    assert of_kind(run, "run")[0].display_name == "grid_sarsa-bmc+fixed_01-0"
 
 
-def test_a_resumed_job_goes_on_with_its_wandb_run(tmp_path: Path) -> None:
-    job = [*JOB, "logger=wandb", "trainer.checkpoint_every_n_chunks=1"]
-    interrupted(tmp_path, 2, *job)
-    import wandb
+def _killed(output: Path, job: list[str]) -> None:
+    """In a process of its own: the job kills itself, without goodbye, in its fourth chunk."""
 
-    wandb.finish()
-    identity = (tmp_path / "wandb_id").read_text()
-    trained(tmp_path, *job, "resume=true")
-    assert (tmp_path / "wandb_id").read_text() == identity
-    runs = sorted((tmp_path / "wandb").glob("offline-run-*"))
-    steps = set()
-    for run in runs:
-        # W&B appends a number to a second run of the same second.
-        assert identity in run.name
-        assert of_kind(run, "run")[0].run_id == identity
-        history = (items(entry.item) for entry in of_kind(run, "history"))
-        steps |= {row["trainer/global_step"] for row in history if "train/loss" in row}
-    assert steps == set(range(6))
+    def kill(self, trainer, *_):
+        if trainer.global_step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    EpisodeProgress.on_train_batch_end = kill
+    trained(output, *job)
 
 
-def test_metrics_leave_the_device_every_so_many_chunks_only(tmp_path: Path) -> None:
-    job = tiny("grid_sarsa", "logger=csv", "trainer.chunk_steps=4", "trainer.log_every_n_chunks=5")
-    trained(tmp_path, *job)
-    rows = list(csv.DictReader((tmp_path / "metrics/metrics.csv").read_text().splitlines()))
-    assert [int(row["step"]) for row in rows] == [4, 9, 11]
-    assert len({row["train/epsilon"] for row in rows}) == 3
+@pytest.mark.parametrize("how", ["kill -9", "exception"])
+def test_the_wandb_run_of_a_resumed_job_is_that_of_an_uninterrupted_one(
+    how: str, tmp_path: Path
+) -> None:
+    job = [*JOB, "logger=wandb", "trainer.checkpoint_every_n_chunks=1", "figure=false"]
+    trained(tmp_path / "whole", *job)
+    parts = tmp_path / "parts"
+    if how == "exception":
+        interrupted(parts, 4, *job)
+    else:
+        context = multiprocessing.get_context("spawn")
+        child = context.Process(target=_killed, args=(parts, job))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("WANDB_SERVICE", raising=False)  # This process' own outlives the child.
+            child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+    identity = (parts / "wandb_id").read_text()
+    trained(parts, *job, "resume=true")
+    assert (parts / "wandb_id").read_text() == identity
+    (run,) = (parts / "wandb").glob("offline-run-*")
+    (uninterrupted,) = (tmp_path / "whole/wandb").glob("offline-run-*")
+    assert of_kind(run, "run")[0].run_id == identity
+    assert len(list((parts / "wandb/superseded").glob("offline-run-*"))) == 1
+    assert history(run) == history(uninterrupted) == csv_rows(parts)
+
+
+class OnlineRun:
+    """What a W&B run that goes on knows of before."""
+
+    resumed = True
+
+    def __init__(self, episode: float) -> None:
+        self.summary, self.sent = {"episode": episode}, []
+
+    def log(self, row: dict) -> None:
+        self.sent.append(row)
+
+
+def test_a_run_that_goes_on_is_sent_what_it_lacks_only() -> None:
+    run = OnlineRun(1.0)
+    rows = [{"episode": float(number), "step": number} for number in range(4)]
+    assert resend(run, rows) == 3
+    assert run.sent == [{"episode": 2.0}, {"episode": 3.0}]
+    ahead = OnlineRun(9.0)
+    assert resend(ahead, [{"episode": 2.0, "step": 2}]) == 9
+    assert ahead.sent == []
 
 
 def test_a_strategy_without_a_posterior_has_none_in_its_metrics(tmp_path: Path) -> None:
-    job = tiny("grid_sarsa", "strategy=power", "logger=csv", "trainer.log_every_n_chunks=1")
-    trained(tmp_path, *job)
-    rows = list(csv.DictReader((tmp_path / "metrics/metrics.csv").read_text().splitlines()))
-    assert {"train/epsilon", "eval/steps"} < rows[0].keys()
-    assert not any(name.startswith("posterior") for name in rows[0])
+    trained(tmp_path, *tiny("grid_sarsa", "strategy=power", "logger=csv"))
+    row = csv_rows(tmp_path)[-1]
+    assert {"train/epsilon", "eval/steps"} < row.keys()
+    assert not any(name.startswith("posterior") for name in row)
     assert not list(tmp_path.glob("posterior*"))
 
 
-def test_the_posterior_is_drawn_over_time(tmp_path: Path) -> None:
-    trained(tmp_path, *JOB)
-    assert (tmp_path / "posterior.png").stat().st_size > 10_000
-    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    (history,) = (
-        state["history"] for name, state in checkpoint["callbacks"].items() if "History" in name
-    )
-    assert len(history) == 6
-    assert history[-1][1] < history[0][1] < 1.0
+def test_several_posteriors_have_a_figure_each(tmp_path: Path) -> None:
+    same = "family: bmc, parameters: ${strategy.parameters}"
+    twice = f"sweep.strategies=[{{label: one, {same}}}, {{label: other, {same}}}]"
+    trained(tmp_path, *JOB, "logger=csv", twice, "strategies=[one,other]")
+    names = sorted(path.name for path in tmp_path.glob("posterior*"))
+    assert names == ["posterior_one.png", "posterior_other.png"]
 
 
 def test_the_wandb_sweep_runs_jobs_that_exist(monkeypatch) -> None:
     monkeypatch.setenv("WANDB_RUN_ID", "abc123")
     sweep = yaml.safe_load((ROOT / "configs/sweep_wandb.yaml").read_text())
-    assert (ROOT / sweep["program"]).exists()
     assert sweep["method"] == "grid"
     fixed = [part for part in sweep["command"] if not part.startswith("${")]
-    assert {"${env}", "${interpreter}", "${program}", "${args_no_hyphens}"} < set(sweep["command"])
+    assert sweep["command"][:3] == ["${env}", "bmc", "train"]
+    fixed = fixed[2:]
     strengths = []
     for prior in sweep["parameters"]["families.bmc"]["values"]:
         cfg = settings(*fixed, f"families.bmc={prior}", "seed=1")
@@ -214,16 +257,14 @@ def test_the_wandb_sweep_runs_jobs_that_exist(monkeypatch) -> None:
     assert strengths == sorted(strengths)
     _, learner, *_ = built(*fixed, f"families.bmc={prior}", "engine=torchrl")
     assert float(learner.explore.strategy.alpha[0]) == 100.0
-    assert sweep["metric"] == {"name": "eval/auc", "goal": "minimize"}
+    assert sweep["metric"] == {"name": "summary/auc", "goal": "minimize"}
 
 
 def test_a_sweep_agent_names_the_wandb_run(tmp_path: Path, monkeypatch) -> None:
-    from bmc_torchrl.training.tracking import wandb_loggers
-
     monkeypatch.setenv("WANDB_RUN_ID", "abc123")
     logger, beside = wandb_loggers(tmp_path, offline=True)
     assert logger.version == "abc123"
-    assert beside.log_dir.startswith(str(tmp_path))
+    assert beside.log_dir == str(tmp_path / "metrics")
 
 
 @pytest.mark.parametrize("env", [SubgoalGridEnv, CartPoleEnv, SupplyChainEnv])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import re
 
 import pytest
 import torch
@@ -10,7 +12,6 @@ from fake_accelerator import HostSyncs
 from jobs import EXPERIMENTS, assert_identical, built, everything, tiny, train, trained
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
-from tensordict import TensorDict
 from torch import Tensor
 
 from bmc_torchrl.analysis.job_summary import print_job_summary
@@ -156,8 +157,8 @@ class Perfect(Callback):
 
 
 def test_a_run_stops_after_perfect_tests_and_its_results_stay(tmp_path, monkeypatch) -> None:
-    def callbacks(cfg, evaluation, output):
-        parts = original(cfg, evaluation, output)
+    def callbacks(*args):
+        parts = original(*args)
         assert isinstance(parts[1], StopAfterPerfectTests)
         return [parts[0], Perfect(), *parts[1:]]
 
@@ -206,7 +207,7 @@ def test_half_precision_leaves_posterior_and_results_intact(learner, precision, 
     job = tiny(experiment, f"learner={learner}", "runs=1")
     job += ["learner.warmup=8", "learner.batch_size=4"] if learner == "dqn" else []
     fitted = trained(tmp_path, *job, f"trainer.lightning.precision={precision}")
-    strategy, log = fitted.explore.strategy, fitted.log_of_episodes
+    strategy, log = fitted.strategy, fitted.log_of_episodes
     for name in ("alpha", "beta", "return_count", "return_mean", "return_m2"):
         assert getattr(strategy, name).dtype == torch.float64
     assert int(strategy.return_count) == 48
@@ -243,21 +244,23 @@ def test_jobs_run_on_a_gpu(experiment: str, tmp_path) -> None:
     assert learner.log_of_episodes.finished.all()
 
 
-def finished_step(done: list[bool]) -> TensorDict:
-    over = torch.tensor(done).unsqueeze(-1)
-    return TensorDict({"next": {"done": over, "reward": torch.ones_like(over).float()}}, [2])
-
-
 def test_the_episode_log_records_until_a_run_is_finished() -> None:
-    log = EpisodeLog(runs=2, episodes=2)
-    half = torch.tensor([0.5, 0.25])
-    assert log.record(finished_step([False, True]), half).tolist() == [False, True]
-    log.record(finished_step([True, True]), half * 2)
+    log = EpisodeLog(runs=2, episodes=2, diagnostics=["posterior/alpha"])
+    half, one = torch.tensor([0.5, 0.25]), torch.ones(2)
+
+    def record(done: list[bool], epsilon: Tensor, alpha: float) -> list[bool]:
+        said = {"posterior/alpha": torch.tensor(alpha)}
+        return log.record(one, torch.tensor(done), epsilon, 3 * epsilon, said).tolist()
+
+    assert record([False, True], half, 0.9) == [False, True]
+    record([True, True], half * 2, 0.8)
     torch.testing.assert_close(log.epsilons[:, 0], torch.tensor([0.75, 0.25]))
-    assert log.train_return.tolist() == [2.0, 1.0]
+    torch.testing.assert_close(log.losses[:, 0], torch.tensor([2.25, 0.75]))
+    assert log.train_returns[:, 0].tolist() == log.train_steps[:, 0].tolist() == [2.0, 1.0]
+    assert log.diagnostics["posterior/alpha"].T[0].tolist() == [0.8, 0.9]
     assert log.finished.tolist() == [False, True]
     assert log.ended.tolist() == [1, 2]
-    assert log.record(finished_step([True, True]), half).tolist() == [True, False]
+    assert record([True, True], half, 0.7) == [True, False]
     assert log.done.tolist() == [2, 2]
     torch.testing.assert_close(log.epsilons[1], torch.tensor([0.25, 0.5]))
     with pytest.raises(ValueError, match="runs and episodes must be positive, got 0 and 3"):
@@ -266,13 +269,17 @@ def test_the_episode_log_records_until_a_run_is_finished() -> None:
 
 def test_progress_shows_episodes_tests_epsilon_and_speed(tmp_path, monkeypatch) -> None:
     shown = io.StringIO()
-    terminal = Console(file=shown, force_terminal=True, width=120)
+    terminal = Console(file=shown, force_terminal=True, width=80)
     monkeypatch.setattr("bmc_torchrl.training.callbacks.Console", lambda **_: terminal)
-    monkeypatch.setattr(train, "EpisodeProgress", lambda: EpisodeProgress(every_seconds=0.0))
-    trained(tmp_path, *tiny("grid_sarsa"))
-    text = shown.getvalue()
-    for part in ("episodes 2/4", "episodes 4/4", "test steps 24.0", "ε 0.49", "steps/s"):
+    always = functools.partial(EpisodeProgress, every_seconds=0.0)
+    monkeypatch.setattr(train, "EpisodeProgress", always)
+    trained(tmp_path, *tiny("grid_sarsa", BESIDE, "runs=2000", "episodes=1"))
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    for part in ("0/10000 episodes", "10000/10000 episodes", "bmc: return -", "ε 0.49", "steps/s"):
         assert part in text, part
+    lines = [line for line in re.split("[\r\n]", text) if line]
+    assert all(len(line) <= 80 for line in lines)
+    assert all("steps/s" in line and ":" in line[-6:] for line in lines[1:])
 
 
 def test_a_report_is_a_table_and_says_where_everything_is(tmp_path, capsys) -> None:
