@@ -139,17 +139,12 @@ class EpisodeMetrics(Callback):
         most (int): Rows of a job with a known number of episodes.
 
     Examples:
-        >>> import gymnasium
-        >>> from torch import nn
-        >>> from bmc_torchrl.training import EpisodeMetrics, EpsilonGreedyDQN
-        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> module = EpsilonGreedyDQN(lambda: gymnasium.make("CartPole-v1"), network, episodes=3)
-        >>> metrics = EpisodeMetrics()
-        >>> trainer = L.Trainer(callbacks=[metrics], logger=False, enable_checkpointing=False,
-        ...                     enable_progress_bar=False, enable_model_summary=False)
-        >>> trainer.fit(module)
-        >>> metrics.last["episode"], "train/epsilon" in metrics.last
-        (3.0, True)
+        >>> trainer = L.Trainer(
+        ...     max_steps=50_000,
+        ...     callbacks=[EpisodeMetrics()],  # trainer.fit(module) logs the rows now
+        ...     logger=False,
+        ...     enable_checkpointing=False,
+        ... )
     """
 
     def __init__(self, labels: Sequence[str] = ("ε",), *, most: int = MOST_POINTS) -> None:

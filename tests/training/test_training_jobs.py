@@ -252,15 +252,15 @@ def test_the_episode_log_records_until_a_run_is_finished() -> None:
         said = {"posterior/alpha": torch.tensor(alpha)}
         return log.record(one, torch.tensor(done), epsilon, 3 * epsilon, said).tolist()
 
-    assert record([False, True], half, 0.9) == [False, True]
-    record([True, True], half * 2, 0.8)
+    assert record([False, True], half, 0.75) == [False, True]
+    record([True, True], half * 2, 0.5)
     torch.testing.assert_close(log.epsilons[:, 0], torch.tensor([0.75, 0.25]))
     torch.testing.assert_close(log.losses[:, 0], torch.tensor([2.25, 0.75]))
     assert log.train_returns[:, 0].tolist() == log.train_steps[:, 0].tolist() == [2.0, 1.0]
-    assert log.diagnostics["posterior/alpha"].T[0].tolist() == [0.8, 0.9]
+    assert log.diagnostics["posterior/alpha"].T[0].tolist() == [0.5, 0.75]
     assert log.finished.tolist() == [False, True]
     assert log.ended.tolist() == [1, 2]
-    assert record([True, True], half, 0.7) == [True, False]
+    assert record([True, True], half, 0.25) == [True, False]
     assert log.done.tolist() == [2, 2]
     torch.testing.assert_close(log.epsilons[1], torch.tensor([0.25, 0.5]))
     with pytest.raises(ValueError, match="runs and episodes must be positive, got 0 and 3"):
@@ -278,8 +278,8 @@ def test_progress_shows_episodes_tests_epsilon_and_speed(tmp_path, monkeypatch) 
     for part in ("0/10000 episodes", "10000/10000 episodes", "bmc: return -", "ε 0.49", "steps/s"):
         assert part in text, part
     lines = [line for line in re.split("[\r\n]", text) if line]
-    assert all(len(line) <= 80 for line in lines)
-    assert all("steps/s" in line and ":" in line[-6:] for line in lines[1:])
+    assert all(len(line) <= 80 and re.search("[-0-9]:[-0-9]{2} *$", line) for line in lines), lines
+    assert "steps/s" in lines[-1]
 
 
 def test_a_report_is_a_table_and_says_where_everything_is(tmp_path, capsys) -> None:
