@@ -17,10 +17,11 @@ class InterruptAfter(Callback):
     """Crashes a job after so many chunks."""
 
     def __init__(self, chunks: int) -> None:
-        self.chunks = chunks
+        self.left = chunks
 
     def on_train_batch_end(self, trainer, pl_module, *_) -> None:
-        if trainer.global_step == self.chunks:
+        self.left -= 1
+        if self.left == 0:
             raise InterruptedJobError
 
 

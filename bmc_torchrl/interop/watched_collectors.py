@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,7 @@ def watched(
             yield collector
     except (Exception, _Interrupt) as error:
         reason = watch.reason() or _actor_reason(error, actors)
+        reason = reason or _actor_reason(_dead_actors_error(collector), actors)
         _end(collector, processes)
         if reason is None:
             raise
@@ -149,7 +151,19 @@ def _actors(collector: BaseCollector) -> list[str]:
     return [actor._actor_id.hex() for actor in getattr(collector, "_remote_collectors", ())]
 
 
-def _actor_reason(error: BaseException, actors: list[str]) -> str | None:
+def _dead_actors_error(collector: BaseCollector) -> BaseException | None:
+    """What Ray says of the first worker that does not answer: others may fail before it is known."""
+    ray = sys.modules.get("ray")
+    for actor in getattr(collector, "_remote_collectors", ()) if ray is not None else ():
+        try:
+            ray.get(actor.__ray_ready__.remote(), timeout=10)
+        except ray.exceptions.RayError as error:
+            found: BaseException = error
+            return found
+    return None
+
+
+def _actor_reason(error: BaseException | None, actors: list[str]) -> str | None:
     """Which of Ray's workers died, if `error` says that one did."""
     actor = getattr(error, "actor_id", None)
     if actor not in actors:

@@ -102,6 +102,7 @@ class EpsilonGreedyDQN(RecordedLearner):
 
     Examples:
         >>> import gymnasium
+        >>> import lightning as L
         >>> network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
         >>> module = EpsilonGreedyDQN(lambda: gymnasium.make("CartPole-v1"), network, BMCEpsilon())
         >>> trainer = L.Trainer(max_steps=10, logger=False, enable_checkpointing=False,

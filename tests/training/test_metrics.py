@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from bmc_torchrl import BMCEpsilon, ConstantEpsilon
-from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.training import EpisodeMetrics, EpsilonGreedyDQN
 from bmc_torchrl.training.metrics import episode_row, log_points
 from bmc_torchrl.training.tracking import EpisodeCSVLogger
@@ -50,8 +49,6 @@ PATHS = {
 
 def job(output: Path, name: str, *more: str) -> list[dict[str, float]]:
     """The rows of a short job on one of the paths."""
-    if name == "numba" and not hasattr(NumbaTabularEngine, "losses"):
-        pytest.skip("the numba engine records no losses yet")
     cfg, *parts = built(*SHORT, *PATHS[name], *more, f"output={output}")
     with torch.compiler.set_stance("force_eager"):
         train.fit(cfg, *parts)

@@ -15,14 +15,19 @@ from interruptions import interrupted
 from jobs import assert_identical, everything, settings, tiny, trained
 
 from bmc_torchrl.analysis.tables import load
-from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.training import AtomicCheckpoint
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
 
 JOBS = {
     "tabular": tiny("grid_sarsa", "trainer.chunk_steps=8"),
     "published DQN": tiny("cart_dqn", "strategy=vdbe", "trainer.chunk_steps=4"),
-    "DQN": tiny("grid_dqn", "learner=dqn", "learner.warmup=8", "learner.batch_size=4"),
+    "DQN": tiny(
+        "grid_dqn",
+        "learner=dqn",
+        "learner.warmup=8",
+        "learner.batch_size=4",
+        "trainer.chunk_steps=3",
+    ),
     "prioritised DQN": tiny(
         "grid_dqn",
         "learner=dqn",
@@ -30,6 +35,7 @@ JOBS = {
         "learner.warmup=8",
         "learner.batch_size=4",
         "learner.prioritized=true",
+        "trainer.chunk_steps=3",
     ),
 }
 OFTEN = ["trainer.checkpoint_every_n_chunks=1", "trainer.checkpoint_every_n_updates=1"]
@@ -44,8 +50,6 @@ LOGGED = {
         "trainer.checkpoint_every_n_chunks=1",
     ),
 }
-if not hasattr(NumbaTabularEngine, "losses"):
-    del LOGGED["engine"]
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 5])
@@ -98,7 +102,7 @@ def test_checkpoints_hold_tensors_and_plain_values_only(name: str, tmp_path: Pat
 
 
 def test_checkpoints_come_every_so_many_updates_where_lightning_counts_them(tmp_path: Path) -> None:
-    job = [*JOBS["DQN"], "trainer.checkpoint_every_n_updates=10"]
+    job = [*JOBS["DQN"], "trainer.chunk_steps=1", "trainer.checkpoint_every_n_updates=10"]
     with pytest.MonkeyPatch.context() as patch:
         steps: list[int] = []
         patch.setattr(
