@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, ParallelEnv
@@ -152,9 +152,9 @@ def _actors(collector: BaseCollector) -> list[str]:
 
 
 def _dead_actors_error(collector: BaseCollector) -> BaseException | None:
-    """What Ray says of the first worker that does not answer: others may fail before it is known."""
-    ray = sys.modules.get("ray")
-    for actor in getattr(collector, "_remote_collectors", ()) if ray is not None else ():
+    """What Ray says of the first worker that does not answer; its peers may have failed first."""
+    ray: Any = sys.modules.get("ray")
+    for actor in getattr(collector, "_remote_collectors", ()):
         try:
             ray.get(actor.__ray_ready__.remote(), timeout=10)
         except ray.exceptions.RayError as error:
