@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class GreedyVideo(Callback):
         assert isinstance(pl_module, RecordedLearner)
         if not trainer.loggers or not trainer.is_global_zero:
             return
+        # Pictures need no screen, and pygame complains where there is none.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         with (
             torch.no_grad(),
             torch.random.fork_rng(),
