@@ -334,14 +334,16 @@ def test_updates_in_chunks_are_those_one_by_one(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "torchrl"])
 def test_compiled_updates_are_the_eager_ones(path: str) -> None:
-    eager, compiled = built(path), built(path, compile=True, chunk_steps=7)
-    trainer(30).fit(eager)
+    eager = fitted(built(path), trainer(30))
     fit = trainer(30)
-    fit.fit(compiled)
+    compiled = fitted(built(path, compile=True, chunk_steps=7), fit)
     assert fit.global_step == 30
     ours, theirs = everything(compiled), everything(eager)
-    for name in ours.keys() & theirs.keys():
-        torch.testing.assert_close(ours[name], theirs[name], rtol=2e-4, atol=2e-5, equal_nan=True)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(
+            value, theirs[name], rtol=2e-4, atol=2e-5, equal_nan=True, msg=lambda m, n=name: n + m
+        )
 
 
 def test_torchrls_parts_can_be_handed_over() -> None:

@@ -182,7 +182,7 @@ def test_jobs_killed_at_any_moment_resume_exactly(tmp_path: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
         child.join()
     resumed = trained(output, *job, "resume=true")
-    for name in ("rule.table.weight", "log_of_episodes.steps", "explore.strategy.alpha"):
+    for name in ("rule.table.weight", "log_of_episodes.measured", "explore.strategy.alpha"):
         assert torch.equal(resumed.state_dict()[name], whole.state_dict()[name])
 
 
