@@ -18,7 +18,7 @@ from bmc_torchrl.learners.settings import (
 )
 from bmc_torchrl.learners.values import ActiveFeatures, QNetwork, QTable, q_actor
 
-__all__ = ["Learner", "build_learner", "build_network"]
+__all__ = ["Learner", "build_learner", "build_network", "mask_key"]
 
 
 class Learner(NamedTuple):
@@ -63,7 +63,7 @@ def _(settings: ExpectedSarsaSettings, env: EnvBase, gamma: float) -> Learner:
 
 @build_learner.register
 def _(settings: PublishedDQNSettings, env: EnvBase, gamma: float) -> Learner:
-    if _mask_key(env) is not None:
+    if mask_key(env) is not None:
         raise ValueError("learner=published_dqn knows no action masks; use learner=dqn.")
     runs = env.batch_size.numel()
     network, key = build_network(env, runs, settings.hidden)
@@ -82,13 +82,14 @@ def _(settings: PublishedDQNSettings, env: EnvBase, gamma: float) -> Learner:
     return Learner(_actor(env, network, key), rule)
 
 
-def _mask_key(env: EnvBase) -> str | None:
+def mask_key(env: EnvBase) -> str | None:
+    """Where an environment shows its legal actions, if it does."""
     return None if env.observation_spec.get("action_mask", None) is None else "action_mask"
 
 
 def _actor(env: EnvBase, network: nn.Module, key: str) -> QValueActor:
     """The greedy actor over `network`, among legal actions where the environment has a mask."""
-    return q_actor(network, env.num_actions, in_key=key, action_mask_key=_mask_key(env))
+    return q_actor(network, env.num_actions, in_key=key, action_mask_key=mask_key(env))
 
 
 def build_network(

@@ -236,8 +236,6 @@ class TorchRLLearning(Learning):
         replay_buffer (ReplayBuffer): Flat, or one that samples ``[runs, batch]``.
         target_updater (SoftUpdate, HardUpdate or None): Stepped after every update.
         runs (int or None): As in :class:`QLearning`.
-        transform (callable or None): Turns a transition into what the buffer stores, ``MultiStep``
-            for example.
     """
 
     def __init__(
@@ -252,7 +250,6 @@ class TorchRLLearning(Learning):
         self.loss_module, self.target_updater, self.runs = loss_module, target_updater, runs
         self.replay = replay_buffer
         self.in_keys = list(actor.in_keys)
-        self.added = 0
 
     def __len__(self) -> int:
         return len(self.replay) if self.runs is None else len(self.replay) // self.runs

@@ -21,6 +21,7 @@ from torchrl.objectives import LossModule
 
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.functional import categorical_mean
+from bmc_torchrl.learners.builders import mask_key
 from bmc_torchrl.learners.q_learning import (
     Learning,
     QLearning,
@@ -31,6 +32,7 @@ from bmc_torchrl.learners.q_learning import (
 from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.ring import Priorities
 from bmc_torchrl.learners.td import LossFunction
+from bmc_torchrl.learners.values import q_actor
 from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
 from bmc_torchrl.training.compiled_steps import CompiledSteps
 from bmc_torchrl.training.episodes import EpisodeLog
@@ -229,7 +231,7 @@ class EpsilonGreedyDQN(RecordedLearner):
         explore = AdaptiveEGreedyModule(
             Categorical(_num_actions(self.env)),
             self.strategy,
-            action_mask_key=_mask_key(self.env),
+            action_mask_key=mask_key(self.env),
         )
         self.__dict__ |= {
             "q_actor": q_actor,
@@ -468,10 +470,6 @@ def _num_actions(env: EnvBase) -> int:
     return int(env.action_spec.space.n)
 
 
-def _mask_key(env: EnvBase) -> str | None:
-    return None if env.observation_spec.get("action_mask", None) is None else "action_mask"
-
-
 def _actor(env: EnvBase, q_network: nn.Module, key: NestedKey | None) -> QValueActor:
     """The greedy actor over `q_network`, among legal actions where the environment has a mask."""
     if isinstance(q_network, QValueActor):
@@ -480,11 +478,8 @@ def _actor(env: EnvBase, q_network: nn.Module, key: NestedKey | None) -> QValueA
     key = key or next((name for name in ("observation", "state", "pixels") if name in seen), None)
     if key is None:
         raise ValueError(f"observation_key= must name what the network reads, one of {seen}.")
-    return QValueActor(
-        InItsPrecision(q_network),
-        in_keys=[key],
-        spec=Categorical(_num_actions(env)),
-        action_mask_key=_mask_key(env),
+    return q_actor(
+        InItsPrecision(q_network), _num_actions(env), in_key=key, action_mask_key=mask_key(env)
     )
 
 
