@@ -11,11 +11,11 @@ import torch
 
 __all__ = ["CompiledOnce"]
 
-_WHOLE: dict[str, Any] = {
-    "fullgraph": True,
-    "dynamic": False,
-    "isolate_recompiles": True,
-    "options": {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe},
+_WHOLE: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+_GUARDED: dict[str, Any] = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+_UNGUARDED: dict[str, Any] = {
+    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+    "size_asserts": False,
 }
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class CompiledOnce:
         name: what the module's logger says, at level INFO.
         enabled: if not, `function` runs eagerly.
         told: who waits for it, and is told too.
+        guarded: whether each call checks that its tensors are still of the kind that it was
+            compiled for; if not, the caller sees to it.
 
     >>> CompiledOnce(lambda x: x + 1, "example", enabled=False)(1)
     2
@@ -43,9 +45,11 @@ class CompiledOnce:
         *,
         enabled: bool,
         told: TextIO | None = None,
+        guarded: bool = True,
     ) -> None:
         self.name, self.pending, self.told = name, enabled, told
-        self.function = torch.compile(function, **_WHOLE) if enabled else function
+        options = _GUARDED if guarded else _UNGUARDED
+        self.function = torch.compile(function, **_WHOLE, options=options) if enabled else function
 
     def __call__(self, *args: Any) -> Any:
         """Call the function; the first time, compile it and say so."""

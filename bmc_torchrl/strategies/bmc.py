@@ -34,7 +34,7 @@ from bmc_torchrl.strategies.scalar import (
     ScalarForm,
     ScalarRule,
 )
-from bmc_torchrl.strategies.walks import bmc_walk, can_walk
+from bmc_torchrl.strategies.walks import bmc_step_in_place, bmc_walk, can_step_in_place, can_walk
 
 # What compiles a walk through time into one loop of the graph is not public. Without it, the walk
 # is unrolled: as many copies of the step as there are steps.
@@ -451,9 +451,13 @@ class BMCEpsilon(EpsilonStrategy):
         if greedy.ndim > len(self.batch_shape) and self._has_rule and can_walk(greedy):
             self._walk_in_one(greedy, uniform, taken, *more)
             return
+        one_step = greedy.ndim == len(self.batch_shape)
+        if one_step and self._has_rule and can_step_in_place(greedy):
+            self._step_in_place(greedy, uniform, taken, *more)
+            return
         learns = taken & usable(greedy, uniform)
         skipped = taken ^ learns
-        if greedy.ndim == len(self.batch_shape):
+        if one_step:
             self.skipped.add_(skipped)
             self._step(learns, greedy, uniform, *more)
             return
@@ -486,6 +490,24 @@ class BMCEpsilon(EpsilonStrategy):
     @property
     def _has_rule(self) -> bool:
         return type(self.likelihood) is StudentTLikelihood
+
+    def _step_in_place(
+        self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
+    ) -> None:
+        """One step by :class:`BMCRule`."""
+        prior, rest = self.likelihood, list(state_and_done)
+        assert isinstance(prior, StudentTLikelihood)
+        state = None if self.num_states is None else rest.pop(0)
+        bmc_step_in_place(
+            (prior.mu0, prior.tau0, prior.a0, prior.b0),
+            self._remembered(),
+            taken,
+            greedy,
+            uniform,
+            state,
+        )
+        if self.offline:
+            self._release(rest.pop(0))
 
     def _walk_in_one(
         self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
@@ -564,9 +586,14 @@ class BMCEpsilon(EpsilonStrategy):
                 buffer.scatter_(-1, index.unsqueeze(-1), value.unsqueeze(-1))
             _put(self.log_evidence_ratio, ratio)
         if self.offline:
-            done = rest.pop(0) if self.num_states is None else rest.pop(0).unsqueeze(-1)
-            _put(self.alpha, torch.where(done, buffers.alpha, self.alpha))
-            _put(self.beta, torch.where(done, buffers.beta, self.beta))
+            self._release(rest.pop(0))
+
+    def _release(self, done: Tensor) -> None:
+        """Act with what was learned, where the episode ended."""
+        if self.num_states is not None:
+            done = done.unsqueeze(-1)
+        _put(self.alpha, torch.where(done, self.pending_alpha, self.alpha))
+        _put(self.beta, torch.where(done, self.pending_beta, self.beta))
 
     def extra_repr(self) -> str:
         """ε and its posterior."""

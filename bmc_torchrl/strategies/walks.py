@@ -7,15 +7,16 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bmc_torchrl.strategies.compiled import cached_on_disk, compiled_rule, source_checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["bmc_walk", "can_walk", "vdbe_walk"]
+__all__ = ["bmc_step_in_place", "bmc_walk", "can_step_in_place", "can_walk", "vdbe_walk"]
 
 
 def can_walk(column: Tensor) -> bool:
@@ -32,6 +33,31 @@ def can_walk(column: Tensor) -> bool:
     if torch.compiler.is_compiling() or column.device.type != "cpu" or len(column) < 2:
         return False
     return _has_numba()
+
+
+def can_step_in_place(column: Tensor) -> bool:
+    """Whether one step can be taken in the buffers' own memory, for a column ``[*batch_shape]``.
+
+    Args:
+        column (Tensor): one of the step.
+
+    Returns:
+        Whether it is plain memory of the host, which nothing traces.
+    """
+    return (
+        column.device.type == "cpu"
+        and type(column) is Tensor
+        and not torch.compiler.is_compiling()
+        and not _transformed()
+        and _has_numba()
+    )
+
+
+# Under vmap and grad a tensor has no memory. There is no public way to ask; without this one, the
+# step is taken by the tensor functions.
+_transformed: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: True
+)
 
 
 @functools.cache
@@ -114,6 +140,78 @@ def _bmc_loop() -> Callable[..., None]:
     from bmc_torchrl.strategies.bmc import BMCRule
 
     return _compiled_walk(walk_posteriors, BMCRule.learn)
+
+
+_NO_STATES = np.empty(0, np.int64)
+
+
+def bmc_step_in_place(
+    parameters: Iterable[Tensor],
+    memory: Iterable[Tensor],
+    taken: Tensor,
+    greedy: Tensor,
+    uniform: Tensor,
+    state: Tensor | None,
+) -> None:
+    """One transition of many runs, by ``BMCRule.learn``, written to the buffers themselves.
+
+    An operator's call costs a hundred times what the step does.
+
+    Args:
+        parameters (iterable of Tensor): those of the rule, ``[runs]`` each.
+        memory (iterable of Tensor): that of the rule but ε: the posterior, ``[runs]`` or
+            ``[runs, states]``, the last evidence and how often it was skipped, ``[runs]``.
+        taken (Tensor): where to learn, bool ``[runs]``.
+        greedy (Tensor): greedy returns, ``[runs]``.
+        uniform (Tensor): uniform returns, ``[runs]``.
+        state (Tensor, optional): states left, int64 ``[runs]``.
+    """
+    columns = (*parameters, *memory, taken, greedy, uniform)
+    left = _NO_STATES if state is None else state.numpy().reshape(-1)
+    rows = [column.detach().numpy().reshape(-1) for column in columns]
+    _bmc_step()(np.empty(4), np.empty(8), *rows, left)
+
+
+def step_posteriors(
+    prior: Any,
+    memory: Any,
+    mu0: Any,
+    tau0: Any,
+    a0: Any,
+    b0: Any,
+    alpha: Any,
+    beta: Any,
+    count: Any,
+    mean: Any,
+    m2: Any,
+    ratio: Any,
+    skipped: Any,
+    taken: Any,
+    greedy: Any,
+    uniform: Any,
+    state: Any,
+) -> None:
+    """The loop of :func:`bmc_step_in_place`, with room for the rule's parameters and memory."""
+    states = alpha.size // taken.size
+    for run in range(taken.size):
+        ratio[run] = 0.0
+        if not taken[run]:
+            continue
+        at = run * states + (state[run] if state.size else 0)
+        prior[0], prior[1], prior[2], prior[3] = mu0[run], tau0[run], a0[run], b0[run]
+        memory[1], memory[2], memory[3] = alpha[at], beta[at], count[at]
+        memory[4], memory[5], memory[7] = mean[at], m2[at], 0.0
+        learn(prior, memory, memory, 0, greedy[run], uniform[run], 0.0)  # type: ignore[name-defined] # noqa: F821
+        alpha[at], beta[at], count[at] = memory[1], memory[2], memory[3]
+        mean[at], m2[at], ratio[run] = memory[4], memory[5], memory[6]
+        skipped[run] += int(memory[7])
+
+
+@functools.cache
+def _bmc_step() -> Callable[..., None]:
+    from bmc_torchrl.strategies.bmc import BMCRule
+
+    return _compiled_walk(step_posteriors, BMCRule.learn)
 
 
 @torch.library.custom_op("bmc_torchrl::vdbe_walk", mutates_args=())
