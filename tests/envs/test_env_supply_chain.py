@@ -1,6 +1,7 @@
 """Supply-chain against a scalar reference, by hand and by its exact optimum."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ TWO = SupplyNetwork(
     initial_stocks=(3, 1, 0),
 )
 
+FULL_TRUCKS = SupplyNetwork(truck_cost="floor")
+
 
 def period_by_hand(stocks, ships, produce, demands, network):
     """One period in plain Python: the reward, the next stocks and what moved."""
@@ -44,7 +47,7 @@ def period_by_hand(stocks, ships, produce, demands, network):
             shipped = network.capacity[j + 1] - shelf
         factory -= shipped
         gain += network.price * sold
-        gain -= network.kappa_tr[j] * math.ceil(shipped / network.zeta[j])
+        gain -= network.kappa_tr[j] * getattr(math, network.truck_cost)(shipped / network.zeta[j])
         after.append(shelf + shipped)
         moved.append((sold, shipped))
     produced = min(produce, network.capacity[0] - factory)
@@ -52,7 +55,10 @@ def period_by_hand(stocks, ships, produce, demands, network):
     return gain, (factory + produced, *after), moved, produced
 
 
-@pytest.mark.parametrize(("network", "count"), [(SupplyNetwork(), 100_000), (TWO, 20_000)])
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [(SupplyNetwork(), 100_000), (TWO, 20_000), (replace(TWO, truck_cost="floor"), 20_000)],
+)
 def test_random_periods_equal_the_scalar_reference(network, count):
     generator = torch.Generator().manual_seed(1)
     sizes = network.sizes
@@ -167,7 +173,7 @@ def test_the_environment_draws_poisson_demand():
 
 def test_action_values_are_expectations_over_the_truncated_poisson():
     generator = np.random.default_rng(0)
-    for network in (SupplyNetwork(), TWO):
+    for network in (SupplyNetwork(), FULL_TRUCKS, TWO):
         short = optimal_supply_chain_values(network, 0.9, horizon=1).values[0]
         longer = optimal_supply_chain_values(network, 0.9, horizon=2)
         demands = [range(25)] * network.warehouses
@@ -202,6 +208,20 @@ def test_simulating_the_optimal_policy_earns_the_optimal_return():
     assert (total.mean() - promised).abs() < 3 * error
 
 
+@pytest.mark.parametrize(("rule", "paid"), [("ceil", [0, 1, 2]), ("floor", [0, 0, 1])])
+def test_the_numba_engine_pays_for_the_same_trucks(rule, paid):
+    cost = SupplyChainEnv(SupplyNetwork(truck_cost=rule)).scalars().truck_cost
+    assert [round(10 * float(cost[shipped])) for shipped in (0, 4, 9)] == paid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "optimum"), [("ceil", 13.570), ("floor", 14.947)])
+def test_what_a_truck_costs_decides_what_can_be_earned(rule, optimum):
+    network = SupplyNetwork(truck_cost=rule)
+    values = optimal_supply_chain_values(network, gamma=0.95, horizon=200).values[0]
+    assert values[network.start_state].item() == pytest.approx(optimum, abs=5e-4)
+
+
 @pytest.mark.slow
 def test_the_endless_optimum_is_a_fixed_point_close_to_the_long_horizon():
     optimum = optimal_supply_chain_values(gamma=0.95)
@@ -225,6 +245,7 @@ def test_the_endless_optimum_is_a_fixed_point_close_to_the_long_horizon():
         ({"demand_rate": 2.5}, "demand_rate must hold one rate per warehouse"),
         ({"demand_rate": (-1.0,)}, "demand_rate"),
         ({"rho_max": -1}, "rho_max"),
+        ({"truck_cost": "round"}, "truck_cost must be 'ceil' or 'floor', got 'round'"),
     ],
 )
 def test_bad_networks_are_refused_by_name(arguments, words):
