@@ -26,6 +26,11 @@ __all__ = [
 PADDING_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
 """Where ``split_trajectories`` and the trainers mark what is a real step and what is padding."""
 
+SKIPPED = ("mask", "foreign", "nonfinite")
+"""Why a frame is left out: a mask says that it is padding or of a run that has finished; this
+policy did not take it; or what was to be learned from it is not finite. Each has one cause, the
+first that applies."""
+
 # The only check that neither makes the host wait for the device nor breaks a compiled graph. It is
 # not public; without it, the host waits.
 _assert_async: Callable[[Tensor, str], None] | None = getattr(torch, "_assert_async", None)
@@ -102,6 +107,22 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """Whether ε never changes unless :meth:`update` is called."""
         return type(self).learn is not EpsilonStrategy.learn
 
+    @property
+    def waits(self) -> bool:
+        """Whether ε moves only where an episode ends."""
+        return False
+
+    @property
+    def learned(self) -> Tensor | None:
+        """How many frames have taught it, ``[*batch_shape]``; None if that is not counted."""
+        return None
+
+    @property
+    def skipped(self) -> dict[str, Tensor]:
+        """How many frames were left out, by the causes in ``SKIPPED`` that it counts."""
+        found = ((cause, getattr(self, f"skipped_{cause}", None)) for cause in SKIPPED)
+        return {cause: count for cause, count in found if count is not None}
+
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """ε to act with, that of the run unless a subclass says more.
 
@@ -113,7 +134,13 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """
         return self.eps
 
-    def update(self, transition: TensorDictBase, taken: Tensor | None = None) -> None:
+    def update(
+        self,
+        transition: TensorDictBase,
+        taken: Tensor | None = None,
+        *,
+        mask_keys: Sequence[NestedKey] = PADDING_KEYS,
+    ) -> None:
         """Learn from transitions, in order; if this raises, nothing has changed.
 
         Args:
@@ -121,12 +148,18 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             taken (Tensor, optional): where the policy took the action, of the transition's batch
                 size, or with the agents' dimensions beyond. What it did not take, and what is
                 padding, teaches nothing. Default: everywhere.
+            mask_keys (sequence of NestedKey, optional): where bool entries of the transition's
+                batch size say what is a real step and what is padding; ``()`` for nowhere.
+                Default: where TorchRL's collectors and ``split_trajectories`` do.
         """
         if taken is not None:
             taken = _checked_mark(transition, taken)
         if transition.batch_dims > 1:
             transition, taken = _time_last(transition, taken)
-        self.learn(*self.read(transition, _without_padding(transition, taken)))
+        real = _real_steps(transition, mask_keys)
+        self.learn(*self.read(transition, _both(taken, real)))
+        if taken is not None or real is not None:
+            self.count_skipped(transition, taken, real)
 
     def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Any, ...]:
         """The first half of :meth:`update`: read and check, and change nothing.
@@ -146,6 +179,61 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         Args:
             *columns (Any): what :meth:`read` returned.
         """
+
+    def learned_from(self, transition: TensorDictBase) -> Tensor | None:
+        """The entry that has one value per frame (and agent) that may teach.
+
+        Args:
+            transition (TensorDictBase): ``[*batch]``.
+
+        Returns:
+            ``[*batch]`` or ``[*batch, *agents]``; None if frames that are left out are not counted.
+        """
+        return None
+
+    def register_skipped(self, *causes: str) -> None:
+        """Count the frames that are left out, by cause.
+
+        Args:
+            *causes (str): of ``SKIPPED``.
+        """
+        for cause in causes:
+            count = torch.zeros(self.batch_shape, dtype=torch.int64)
+            self.register_buffer(f"skipped_{cause}", count)
+
+    def count_skipped(
+        self,
+        transition: TensorDictBase,
+        taken: Tensor | None,
+        real: Tensor | None,
+        runs: slice | None = None,
+    ) -> None:
+        """Count what a mark or a mask leaves out.
+
+        Args:
+            transition (TensorDictBase): the transitions, time their last dimension.
+            taken (Tensor, optional): where the policy took the action.
+            real (Tensor, optional): where there is no padding.
+            runs (slice, optional): which of the transition's runs are the strategy's.
+                Default: all.
+        """
+        like = self.learned_from(transition)
+        if like is None:
+            return
+        if real is not None:
+            real = self.mark_like(real, like)
+            self._skip("mask", transition, ~real, runs)
+        if taken is not None:
+            foreign = ~self.mark_like(taken, like)
+            self._skip("foreign", transition, foreign if real is None else foreign & real, runs)
+
+    def _skip(
+        self, cause: str, transition: TensorDictBase, where: Tensor, runs: slice | None
+    ) -> None:
+        where, timed = where if runs is None else where[runs], has_time(transition)
+        if where.shape != self.batch_shape or where.ndim != transition.batch_dims or timed:
+            where = time_major(where, transition.batch_dims, self.batch_shape, timed).sum(0)
+        getattr(self, f"skipped_{cause}").add_(where)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """What is worth logging beside ε, by metric name.
@@ -462,17 +550,25 @@ def _time_last(
     return transition.permute(*order, time), None if taken is None else taken.movedim(time, last)
 
 
-def _without_padding(transition: TensorDictBase, taken: Tensor | None) -> Tensor | None:
-    """`taken`, without what TorchRL's masks mark as padding."""
-    for key in PADDING_KEYS:
+def _real_steps(transition: TensorDictBase, mask_keys: Sequence[NestedKey]) -> Tensor | None:
+    """Where masks say that there is no padding, bool ``[*batch]``; None if there is no mask."""
+    found: Tensor | None = None
+    for key in mask_keys:
         real: Tensor | None = transition.get(key, None)
         # Another "mask" than that of steps, such as one of actions, has more dimensions.
         if real is None or (key == "mask" and real.shape != transition.batch_size):
             continue
         if real.ndim > transition.batch_dims:
             real = real.flatten(transition.batch_dims).any(-1)
-        taken = real.bool() if taken is None else taken & expand_as_right(real.bool(), taken)
-    return taken
+        found = real.bool() if found is None else found & real.bool()
+    return found
+
+
+def _both(taken: Tensor | None, real: Tensor | None) -> Tensor | None:
+    if taken is None or real is None:
+        return real if taken is None else taken
+    both: Tensor = taken & expand_as_right(real, taken)
+    return both
 
 
 def _require(condition: Tensor, message: str) -> None:
