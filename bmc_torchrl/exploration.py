@@ -22,6 +22,9 @@ from bmc_torchrl.strategies.base import PADDING_KEYS
 __all__ = ["AdaptiveEGreedyModule", "OneStepReturns"]
 
 _FORGOTTEN = "call `explore.update(returns(transition))` for every batch that the collector yields."
+_NOT_OURS = (
+    "The tensordict has an entry {!r} that is not {}, which would be written over it: pass {}_key=."
+)
 _CAUSES = {
     "mask": "masked as padding, or as of a run that has finished",
     "foreign": "not taken by this policy (drawn at random by the collector, or acted greedily)",
@@ -123,6 +126,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
         self.out_keys = [action_key, self.epsilon_key, self.taken_key]
         self._uses, self._updates, self._first_eps = 0, 0, self.strategy.eps.clone()
+        self._looked = False
         self._spec: TensorSpec | None = None
         self._layout: ActionLayout | None = None
         if spec is not None:
@@ -191,6 +195,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         acting = tensordict
         if isinstance(self.action_key, tuple) and len(self.action_key) > 1:
             acting = tensordict.get(self.action_key[:-1])
+        self._require_own(tensordict, acting.batch_size)
         if exploration_type() not in (ExplorationType.RANDOM, None):
             action = tensordict.get(self.action_key, None)
             device = tensordict.device if action is None else action.device
@@ -213,6 +218,20 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         # A copy: ε may be a view of what the strategy remembers.
         tensordict.set(self.epsilon_key, epsilon.clone())
         return tensordict.set(self.taken_key, torch.ones_like(coin, dtype=torch.bool))
+
+    def _require_own(self, tensordict: TensorDictBase, shape: torch.Size) -> None:
+        """Refuse to write over an entry that cannot be what this module wrote a step before."""
+        epsilon, taken = (tensordict.get(key, None) for key in (self.epsilon_key, self.taken_key))
+        if taken is not None and not (_is(taken, shape) and taken.dtype == torch.bool):
+            raise ValueError(_NOT_OURS.format(self.taken_key, "the mark of this policy", "taken"))
+        if epsilon is None:
+            return
+        own = _is(epsilon, shape) and epsilon.is_floating_point()
+        if own and not self._looked and not torch.compiler.is_compiling():
+            self._looked = True
+            own = bool(((epsilon >= 0) & (epsilon <= 1)).all())
+        if not own:
+            raise ValueError(_NOT_OURS.format(self.epsilon_key, "ε", "epsilon"))
 
     def _layout_of(self) -> ActionLayout:
         if self._layout is None:
@@ -458,6 +477,10 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
     def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> float | Tensor:
         steps = tensordict.get("steps_to_next_obs", None)
         return self.gamma if steps is None else self.gamma ** steps.reshape(reward.shape)
+
+
+def _is(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape
 
 
 def _beside(key: NestedKey, name: str) -> NestedKey:

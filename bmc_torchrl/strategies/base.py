@@ -300,10 +300,14 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """
         value: Tensor | None = tensordict.get(key, None)
         if value is None:
+            remedy = (
+                "It is a discrete state: pass state_key=, or leave out num_states= for one ε."
+                if key == self.state_key
+                else "Returns are written by OneStepReturns: explore.update(returns(transition))."
+            )
             raise KeyError(
                 f"{type(self).__name__} needs the key {key!r}, and the tensordict has "
-                f"{sorted(map(str, tensordict.keys(True, True)))}. Returns are written by "
-                "OneStepReturns: explore.update(returns(transition))."
+                f"{sorted(map(str, tensordict.keys(True, True)))}. {remedy}"
             )
         if value.device != buffer.device:
             raise ValueError(
@@ -358,7 +362,7 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         value = self.entry(tensordict, key, buffer)
         if isinstance(key, tuple) and len(key) > 1:
             owner = tensordict.get(key[:-1])
-        return state_index(value, owner.batch_dims, num_states)
+        return state_index(value, owner.batch_dims, num_states, key)
 
     def _at_state(self, table: Tensor, tensordict: TensorDictBase) -> Tensor:
         """The entries of a table ``[*batch_shape, states]`` at the current states."""
@@ -373,16 +377,24 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             )
         if state.ndim < len(self.batch_shape):
             state = expand_right(state, self.batch_shape)
-        return gather_state(table, state)
+        if torch.compiler.is_compiling():
+            return gather_state(table, state)
+        try:
+            return gather_state(table, state)
+        except RuntimeError as error:
+            raise RuntimeError(self._out_of_range(table.shape[-1])) from error
+
+    def _out_of_range(self, num_states: int) -> str:
+        return (
+            f"{type(self).__name__}: {self.state_key!r} must be an index from 0 to "
+            f"{num_states - 1}; raise num_states= if there are more states, or pass state_key= if "
+            "the state is elsewhere."
+        )
 
     def _state_left(self, transition: TensorDictBase, num_states: int, like: Tensor) -> Tensor:
         """The state of each transition in the shape of `like`; an error if one is out of range."""
         state: Tensor = expand_as_right(self._state(transition, num_states, like), like)
-        _require(
-            ((state >= 0) & (state < num_states)).all(),
-            f"{type(self).__name__}: {self.state_key!r} must be an index from 0 to "
-            f"{num_states - 1}; raise num_states= if there are more states.",
-        )
+        _require(((state >= 0) & (state < num_states)).all(), self._out_of_range(num_states))
         return state
 
     def extra_repr(self) -> str:
@@ -455,13 +467,17 @@ def time_major(
     return value.permute(order).reshape(-1, *batch_shape)
 
 
-def state_index(value: Tensor, batch_dims: int, num_states: int) -> Tensor:
+def state_index(
+    value: Tensor, batch_dims: int, num_states: int, key: NestedKey = "state"
+) -> Tensor:
     """A discrete state as an index.
 
     Args:
-        value (Tensor): an index ``[*batch]`` or ``[*batch, 1]``, or a one-hot vector.
+        value (Tensor): an index ``[*batch]`` or ``[*batch, 1]``, or a one-hot vector of bools or
+            integers. Numbers with a fraction are neither.
         batch_dims (int): number of batch dimensions.
         num_states (int): how many states there are.
+        key (NestedKey, optional): where it was found, for the error. Default: ``"state"``.
 
     Returns:
         int64 ``[*batch]``.
@@ -470,15 +486,22 @@ def state_index(value: Tensor, batch_dims: int, num_states: int) -> Tensor:
         >>> state_index(torch.tensor([[0, 0, 1], [1, 0, 0]]), 1, 3)
         tensor([2, 0])
     """
-    if value.ndim == batch_dims + 1:
-        one_hot = value.shape[-1] == num_states and num_states > 1
-        value = value.to(torch.uint8).argmax(-1) if one_hot else value.squeeze(-1)
-    if value.is_floating_point() or value.dtype == torch.bool:
-        raise TypeError(
-            f"A discrete state must be an integer index or a one-hot vector of {num_states}, got "
-            f"{value.dtype} of shape {tuple(value.shape)}."
+    wanted = (
+        f"The state at {key!r} must be an integer index or a one-hot vector of num_states="
+        f"{num_states}, got {value.dtype} of shape {tuple(value.shape)}"
+    )
+    remedy = "pass state_key= if the discrete state is elsewhere, or another num_states=."
+    vector = value.ndim == batch_dims + 1
+    one_hot = vector and value.shape[-1] == num_states and num_states > 1
+    if value.is_floating_point() or (value.dtype == torch.bool and not one_hot):
+        raise TypeError(f"{wanted}: {remedy}")
+    if one_hot:
+        _require(
+            (((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)).all(),
+            f"{wanted} that has not a single 1: {remedy}",
         )
-    return value.long()
+        value = value.to(torch.uint8).argmax(-1)
+    return (value.squeeze(-1) if vector and not one_hot else value).long()
 
 
 def gather_state(table: Tensor, state: Tensor) -> Tensor:
@@ -535,7 +558,12 @@ def _checked_mark(transition: TensorDictBase, taken: Tensor) -> Tensor:
             f"taken has shape {tuple(taken.shape)}, which does not start with the transition's "
             f"batch size {tuple(transition.batch_size)}: mark every step."
         )
-    return taken.bool()
+    if taken.dtype != torch.bool:
+        raise TypeError(
+            f"taken must be bool, got {taken.dtype}: if it is an entry of yours that means "
+            "something else, pass taken_key= to the exploration module."
+        )
+    return taken
 
 
 def _time_last(
@@ -554,14 +582,35 @@ def _real_steps(transition: TensorDictBase, mask_keys: Sequence[NestedKey]) -> T
     """Where masks say that there is no padding, bool ``[*batch]``; None if there is no mask."""
     found: Tensor | None = None
     for key in mask_keys:
-        real: Tensor | None = transition.get(key, None)
-        # Another "mask" than that of steps, such as one of actions, has more dimensions.
-        if real is None or (key == "mask" and real.shape != transition.batch_size):
-            continue
-        if real.ndim > transition.batch_dims:
-            real = real.flatten(transition.batch_dims).any(-1)
-        found = real.bool() if found is None else found & real.bool()
+        real = _mask_at(transition, key)
+        if real is not None:
+            found = real if found is None else found & real
     return found
+
+
+def _mask_at(transition: TensorDictBase, key: NestedKey) -> Tensor | None:
+    refused = "pass mask_keys= with the places of the masks of real steps, or () for none."
+    try:
+        real: Tensor | None = transition.get(key, None)
+    except ValueError as error:
+        raise TypeError(
+            f"There cannot be a mask at {key!r}, {key[0]!r} is a tensor: {refused}"
+        ) from error
+    size, dims = transition.batch_size, transition.batch_dims
+    if real is None:
+        if key in PADDING_KEYS:
+            return None
+        raise KeyError(f"No mask at {key!r}: {refused}")
+    # Another "mask" than that of steps, such as one of actions, has more dimensions.
+    if key == "mask" and isinstance(real, Tensor) and real.shape[dims:].numel() > 1:
+        return None
+    if not isinstance(real, Tensor) or real.dtype != torch.bool or real.shape[:dims] != size:
+        kind = real.dtype if isinstance(real, Tensor) else type(real).__name__
+        raise TypeError(
+            f"{key!r} is read as a mask of real steps, bool of shape {tuple(size)}, and is {kind} "
+            f"of shape {tuple(real.shape)}. If it means something else, {refused}"
+        )
+    return real.flatten(dims).any(-1) if real.ndim > dims else real
 
 
 def _both(taken: Tensor | None, real: Tensor | None) -> Tensor | None:

@@ -142,7 +142,8 @@ class OnlineLearning:
         if key is not None and state is None:
             raise ValueError(
                 f"{type(self.strategy).__name__} keeps an ε per state, and the environment has no "
-                "discrete state: build the strategy without num_states (num_states=1 for VDBE)."
+                f"discrete state at {key!r}: pass state_key= to the strategy, or build it without "
+                "num_states (num_states=1 for VDBE)."
             )
         entries = {} if key is None else {key: state}
         epsilon = self.strategy.epsilon(TensorDict(entries, [self.log.runs]))
