@@ -22,6 +22,7 @@ from bmc_torchrl.functional import (
 from bmc_torchrl.likelihoods import Likelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import (
+    SKIPPED,
     EpsilonStrategy,
     gather_state,
     has_time,
@@ -200,8 +201,8 @@ class BMCEpsilon(EpsilonStrategy):
 
     Every transition is evidence for one of two models of the return: "greedy", which trusts the
     current action values, and "uniform", which trusts none of them. Reads the returns that
-    :class:`~bmc_torchrl.OneStepReturns` writes. Returns that are not finite are skipped and
-    counted in ``skipped``.
+    :class:`~bmc_torchrl.OneStepReturns` writes. What teaches nothing (padding, frames of other
+    policies, returns that are not finite) is counted by cause in :attr:`skipped`.
 
     Likelihood and prior are in the ``state_dict``: a checkpoint says what it is of, and loading it
     brings them back.
@@ -310,10 +311,25 @@ class BMCEpsilon(EpsilonStrategy):
             self.register_buffer("pending_alpha", self.alpha.clone())
             self.register_buffer("pending_beta", self.beta.clone())
         self.log_evidence_ratio: Tensor
-        self.skipped: Tensor
+        self.skipped_nonfinite: Tensor
         last = torch.zeros(self.batch_shape, dtype=torch.float64)
         self.register_buffer("log_evidence_ratio", last)
-        self.register_buffer("skipped", torch.zeros(self.batch_shape, dtype=torch.int64))
+        self.register_skipped(*SKIPPED)
+
+    @property
+    def waits(self) -> bool:
+        """Whether updates are offline."""
+        return self.offline
+
+    @property
+    def learned(self) -> Tensor:
+        """How many frames have taught it, ``[*batch_shape]``."""
+        return self.return_count if self.num_states is None else self.return_count.sum(-1)
+
+    def learned_from(self, transition: TensorDictBase) -> Tensor | None:
+        """The greedy return."""
+        value: Tensor = transition.get(self.return_keys[0])
+        return value
 
     @property
     def mean(self) -> Tensor:
@@ -377,7 +393,8 @@ class BMCEpsilon(EpsilonStrategy):
         alpha, beta, variance = self.alpha, self.beta, self.return_variance
         if self.num_states is not None:
             alpha, beta, variance = alpha.mean(-1), beta.mean(-1), variance.mean(-1)
-        return _named(alpha, beta, variance, self.log_evidence_ratio, self.skipped.double())
+        causes = (self.skipped[cause].double() for cause in SKIPPED)
+        return _named(alpha, beta, variance, self.log_evidence_ratio, *causes)
 
     def scalars(self) -> ScalarForm:
         """Prior and posterior; online, with one Student-t posterior per run."""
@@ -403,7 +420,7 @@ class BMCEpsilon(EpsilonStrategy):
             buffer.copy_(column)
 
     def _remembered(self) -> tuple[Tensor, ...]:
-        return (*self._posterior(), self.log_evidence_ratio, self.skipped)
+        return (*self._posterior(), self.log_evidence_ratio, self.skipped_nonfinite)
 
     @staticmethod
     def scalar_diagnostics(memory: Tensor) -> dict[str, Tensor]:
@@ -415,8 +432,11 @@ class BMCEpsilon(EpsilonStrategy):
         Returns:
             ``[*batch]`` each.
         """
-        _, alpha, beta, count, mean, m2, ratio, skipped, *_ = memory.unbind(-1)
-        return _named(alpha, beta, Moments(count, mean, m2).variance, ratio, skipped)
+        _, alpha, beta, count, mean, m2, ratio, nonfinite, *_ = memory.unbind(-1)
+        # An engine of rules masks nothing and meets no other policy's frames.
+        none = nonfinite * 0
+        variance = Moments(count, mean, m2).variance
+        return _named(alpha, beta, variance, ratio, none, none, nonfinite)
 
     def _posterior(self) -> BMCPosterior:
         alpha, beta = self.alpha, self.beta
@@ -458,10 +478,10 @@ class BMCEpsilon(EpsilonStrategy):
         learns = taken & usable(greedy, uniform)
         skipped = taken ^ learns
         if one_step:
-            self.skipped.add_(skipped)
+            self.skipped_nonfinite.add_(skipped)
             self._step(learns, greedy, uniform, *more)
             return
-        self.skipped.add_(skipped.sum(0))
+        self.skipped_nonfinite.add_(skipped.sum(0))
         if not more:
             self._walk(learns, greedy, uniform)
             return
@@ -531,7 +551,7 @@ class BMCEpsilon(EpsilonStrategy):
         self._write(posterior, BMCPosterior(*after), last.view(self.batch_shape))
         if self.num_states is not None:
             skipped = skipped.sum(-1)
-        self.skipped.add_(skipped.long())
+        self.skipped_nonfinite.add_(skipped.long())
         if self.offline:
             for buffer, value in zip((self.alpha, self.beta), held.unbind(-1), strict=True):
                 buffer.copy_(value.reshape(shape))
@@ -604,7 +624,7 @@ class BMCEpsilon(EpsilonStrategy):
 
 
 def _named(
-    alpha: Tensor, beta: Tensor, variance: Tensor, ratio: Tensor, skipped: Tensor
+    alpha: Tensor, beta: Tensor, variance: Tensor, ratio: Tensor, *skipped: Tensor
 ) -> dict[str, Tensor]:
     return {
         "posterior/alpha": alpha,
@@ -612,7 +632,7 @@ def _named(
         "posterior/return_variance": variance,
         "posterior/strength": alpha + beta,
         "posterior/log_evidence_ratio": ratio,
-        "skipped": skipped,
+        **{f"skipped/{cause}": count for cause, count in zip(SKIPPED, skipped, strict=True)},
     }
 
 

@@ -224,12 +224,13 @@ def vdbe_walk(
         parameters (Tensor): those of the rule, ``[runs, 2]``.
         epsilons (Tensor): ε of each state, ``[runs, states]``.
         change (Tensor): ``[steps, runs]``.
-        taken (Tensor): where to learn, bool ``[steps, runs]``.
+        taken (Tensor): where to learn if the change is finite, bool ``[steps, runs]``.
         state (Tensor): states left, int64 ``[steps, runs]``.
 
     Returns:
         The new `epsilons`.
     """
+    taken = taken & change.isfinite()
     epsilons = epsilons.clone(memory_format=torch.contiguous_format)
     columns = (parameters, epsilons, change, taken, state)
     _vdbe_loop()(*(x.detach().contiguous().numpy() for x in columns))

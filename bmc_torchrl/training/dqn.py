@@ -210,7 +210,7 @@ class EpsilonGreedyDQN(RecordedLearner):
             self.network,
             self.strategy,
             self.learning,
-            interaction_with(self.env, self.q_actor.in_keys[0]),
+            interaction_with(self.env, self.q_actor.in_keys[0], self.strategy.state_key),
             self.log_of_episodes,
             num_actions=_num_actions(self.env),
             gamma=gamma,

@@ -149,7 +149,8 @@ class OnlineLearning:
         elif state is None:
             raise ValueError(
                 f"{type(self.strategy).__name__} keeps an ε per state, and the environment has no "
-                "discrete state: build the strategy without num_states (num_states=1 for VDBE)."
+                f"discrete state at {key!r}: pass state_key= to the strategy, or build it without "
+                "num_states (num_states=1 for VDBE)."
             )
         else:
             epsilon = self.strategy.epsilon(TensorDict({key: state}, [self.log.runs]))

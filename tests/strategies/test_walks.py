@@ -66,7 +66,8 @@ def test_bmc_walks_as_the_tensor_functions_do(monkeypatch, shape, options, maske
         strategy.update(data, *mark)
         by_tensors(monkeypatch, expected, data, *mark)
     assert_equal_states(strategy, expected)
-    assert (strategy.skipped > 0).all()
+    assert (strategy.skipped["nonfinite"] > 0).all()
+    assert (strategy.skipped["foreign"] > 0).all() == masked
     assert (strategy.eps < 0.4).all()
 
 

@@ -31,7 +31,7 @@ PLAIN = {"train/epsilon_min", "train/epsilon_max", "train/episodes", "train/fram
 SAID = {
     *(f"posterior/{name}" for name in ("alpha", "beta", "strength", "log_evidence_ratio")),
     "posterior/return_variance",
-    "skipped",
+    *(f"skipped/{cause}" for cause in ("mask", "foreign", "nonfinite")),
 }
 SHORT = ["domain.max_steps=30", "domain.tests=2", "device=cpu", "logger=csv", "episodes=5"]
 DQN = ["experiment=cartpole_dqn", "domain.test_every=1", "learner.warmup=8", "learner.batch_size=4"]
@@ -70,7 +70,9 @@ def test_every_path_logs_the_same_names_for_every_episode(name: str, tmp_path: P
         assert row["posterior/strength"] == pytest.approx(total)
     prior = rows[0]
     assert SAID | PLAIN | {"train/epsilon"} <= set(prior)
-    assert prior["train/frames"] == prior["train/episodes"] == prior["skipped"] == 0
+    assert prior["train/frames"] == prior["train/episodes"] == 0
+    for row in rows:
+        assert row["skipped/mask"] == row["skipped/foreign"] == row["skipped/nonfinite"] == 0
     frames = [row["train/frames"] for row in rows]
     assert all(later > earlier for earlier, later in itertools.pairwise(frames))
     assert max(row["train/loss"] for row in rows[1:]) > 0
