@@ -1,4 +1,4 @@
-"""ε-BMC's and VDBE's walk through many transitions: one operator each, a compiled loop on CPU."""
+"""ε-BMC's and VDBE's walk through many transitions: one operator each, a kernel on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -19,20 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["bmc_step_in_place", "bmc_walk", "can_step_in_place", "can_walk", "vdbe_walk"]
 
 
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
 def can_walk(column: Tensor) -> bool:
     """Whether to call an operator, for a column ``[steps, *batch_shape]``.
-
-    A graph that is being compiled has a loop of its own, and other devices have no kernel.
 
     Args:
         column (Tensor): what is walked.
 
     Returns:
-        Whether there is a kernel, and more than one step to use it for.
+        Whether there is a kernel for the device, and more than one step to use it for.
     """
-    if torch.compiler.is_compiling() or column.device.type != "cpu" or len(column) < 2:
+    if len(column) < 2:
         return False
-    return _has_numba()
+    # On a GPU, the loop that a compiled graph has would ask the device whether to go on.
+    if column.device.type == "cuda":
+        return _HAS_TRITON
+    return column.device.type == "cpu" and not torch.compiler.is_compiling() and _has_numba()
 
 
 def can_step_in_place(column: Tensor) -> bool:
@@ -105,6 +109,13 @@ def bmc_walk(
     more = (none if state is None else state, (none if done is None else done).bool())
     _bmc_loop()(*(x.detach().contiguous().numpy() for x in (*rows, *more)))
     return memory, held, last
+
+
+@bmc_walk.register_kernel("cuda")
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from bmc_torchrl.strategies.triton_walks import bmc_walk_on_gpu
+
+    return bmc_walk_on_gpu(*arguments)
 
 
 def walk_posteriors(
@@ -235,6 +246,13 @@ def vdbe_walk(
     columns = (parameters, epsilons, change, taken, state)
     _vdbe_loop()(*(x.detach().contiguous().numpy() for x in columns))
     return epsilons
+
+
+@vdbe_walk.register_kernel("cuda")
+def _(*arguments: Any) -> Tensor:
+    from bmc_torchrl.strategies.triton_walks import vdbe_walk_on_gpu
+
+    return vdbe_walk_on_gpu(*arguments)
 
 
 def walk_states(parameters: Any, epsilons: Any, change: Any, taken: Any, state: Any) -> None:
