@@ -156,7 +156,7 @@ class BMCRule(ScalarRule):
     """:func:`bmc_step` with the Student-t likelihood, for one run.
 
     Parameters are μ₀, τ₀, a₀ and b₀; memory is ε, α, β, the number, mean and squared deviations of
-    the returns, the last log evidence ratio, and how many transitions were skipped.
+    the returns, the log evidence ratios' sum, and how many transitions were skipped.
     """
 
     @staticmethod
@@ -176,7 +176,6 @@ class BMCRule(ScalarRule):
     ) -> None:
         """Lines 12–15 of Algorithm 1; returns that are not :func:`usable` are skipped."""
         if not greedy * greedy + uniform * uniform < LARGEST_RETURN**2:
-            memory[6] = 0.0
             memory[7] += 1
             return
         mu0, tau0, a0, b0 = parameters[0], parameters[1], parameters[2], parameters[3]
@@ -193,7 +192,8 @@ class BMCRule(ScalarRule):
         ratio = log_evidence_ratio_of(greedy - uniform, alpha, beta, a, b)
         alpha, beta = moments_matched(alpha, beta, ratio)
         memory[0], memory[1], memory[2] = alpha / (alpha + beta), alpha, beta
-        memory[3], memory[4], memory[5], memory[6] = count, mean, m2, ratio
+        memory[3], memory[4], memory[5] = count, mean, m2
+        memory[6] += ratio
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -310,10 +310,10 @@ class BMCEpsilon(EpsilonStrategy):
         if self.offline:
             self.register_buffer("pending_alpha", self.alpha.clone())
             self.register_buffer("pending_beta", self.beta.clone())
-        self.log_evidence_ratio: Tensor
+        self.log_evidence: Tensor
         self.skipped_nonfinite: Tensor
-        last = torch.zeros(self.batch_shape, dtype=torch.float64)
-        self.register_buffer("log_evidence_ratio", last)
+        none = torch.zeros(self.batch_shape, dtype=torch.float64)
+        self.register_buffer("log_evidence", none)
         self.register_skipped(*SKIPPED)
 
     @property
@@ -389,12 +389,12 @@ class BMCEpsilon(EpsilonStrategy):
         return alpha / (alpha + beta)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The posterior of each run, averaged over states; the last evidence; what was skipped."""
+        """The posterior of each run, averaged over states; the evidence; what was skipped."""
         alpha, beta, variance = self.alpha, self.beta, self.return_variance
         if self.num_states is not None:
             alpha, beta, variance = alpha.mean(-1), beta.mean(-1), variance.mean(-1)
         causes = (self.skipped[cause].double() for cause in SKIPPED)
-        return _named(alpha, beta, variance, self.log_evidence_ratio, *causes)
+        return _named(alpha, beta, variance, self.log_evidence, *causes)
 
     def scalars(self) -> ScalarForm:
         """Prior and posterior; online, with one Student-t posterior per run."""
@@ -415,12 +415,12 @@ class BMCEpsilon(EpsilonStrategy):
         )
 
     def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
-        """Take over the posterior, the last evidence and what was skipped."""
+        """Take over the posterior, the evidence and what was skipped."""
         for buffer, column in zip(self._remembered(), memory.unbind(-1)[1:], strict=False):
             buffer.copy_(column)
 
     def _remembered(self) -> tuple[Tensor, ...]:
-        return (*self._posterior(), self.log_evidence_ratio, self.skipped_nonfinite)
+        return (*self._posterior(), self.log_evidence, self.skipped_nonfinite)
 
     @staticmethod
     def scalar_diagnostics(memory: Tensor) -> dict[str, Tensor]:
@@ -432,11 +432,11 @@ class BMCEpsilon(EpsilonStrategy):
         Returns:
             ``[*batch]`` each.
         """
-        _, alpha, beta, count, mean, m2, ratio, nonfinite, *_ = memory.unbind(-1)
+        _, alpha, beta, count, mean, m2, evidence, nonfinite, *_ = memory.unbind(-1)
         # An engine of rules masks nothing and meets no other policy's frames.
         none = nonfinite * 0
         variance = Moments(count, mean, m2).variance
-        return _named(alpha, beta, variance, ratio, none, none, nonfinite)
+        return _named(alpha, beta, variance, evidence, none, none, nonfinite)
 
     def _posterior(self) -> BMCPosterior:
         alpha, beta = self.alpha, self.beta
@@ -538,7 +538,7 @@ class BMCEpsilon(EpsilonStrategy):
         posterior = self._posterior()
         zeros, states = torch.zeros_like(self.alpha), self.num_states or 1
         columns = [self.mean, *posterior, zeros, zeros]
-        memory, held, last = bmc_walk(
+        memory, held, evidence = bmc_walk(
             torch.stack([prior.mu0, prior.tau0, prior.a0, prior.b0], -1).view(-1, 4),
             torch.stack(columns, -1).view(-1, states, len(columns)),
             torch.stack([self.alpha, self.beta], -1).view(-1, states, 2),
@@ -548,7 +548,7 @@ class BMCEpsilon(EpsilonStrategy):
         )
         shape = self.alpha.shape
         _, *after, _, skipped = (x.reshape(shape) for x in memory.unbind(-1))
-        self._write(posterior, BMCPosterior(*after), last.view(self.batch_shape))
+        self._write(posterior, BMCPosterior(*after), evidence.view(self.batch_shape))
         if self.num_states is not None:
             skipped = skipped.sum(-1)
         self.skipped_nonfinite.add_(skipped.long())
@@ -572,21 +572,23 @@ class BMCEpsilon(EpsilonStrategy):
             carry, ratios = scan(
                 body, tuple(x.clone() for x in posterior), (learns, greedy, uniform)
             )
-            result, ratio = BMCPosterior(*carry), ratios[-1]
+            result, evidence = BMCPosterior(*carry), ratios.sum(0)
         else:
-            result, ratio = posterior, self.log_evidence_ratio
+            result, evidence = posterior, torch.zeros_like(self.log_evidence)
             for which, g, u in zip(*(x.unbind(0) for x in (learns, greedy, uniform)), strict=True):
                 result, ratio = bmc_step(result, g, u, which, self.likelihood)
-        self._write(posterior, result, ratio)
+                evidence = evidence + ratio
+        self._write(posterior, result, evidence)
 
     def _write(self, buffers: BMCPosterior, values: BMCPosterior, ratio: Tensor) -> None:
-        into, values_and_ratio = [*buffers, self.log_evidence_ratio], [*values, ratio]
+        into = [*buffers, self.log_evidence]
+        what = [*values, self.log_evidence + ratio]
         # Inductor 2.13 miscompiles the fused copy.
         if _foreach_copy is None or torch.compiler.is_compiling():
-            for buffer, value in zip(into, values_and_ratio, strict=True):
+            for buffer, value in zip(into, what, strict=True):
                 _put(buffer, value)
         else:
-            _foreach_copy(into, values_and_ratio)
+            _foreach_copy(into, what)
 
     def _step(
         self, learns: Tensor, greedy: Tensor, uniform: Tensor, *state_and_done: Tensor
@@ -604,7 +606,7 @@ class BMCEpsilon(EpsilonStrategy):
         else:
             for buffer, value in zip(buffers, after, strict=True):
                 buffer.scatter_(-1, index.unsqueeze(-1), value.unsqueeze(-1))
-            _put(self.log_evidence_ratio, ratio)
+            _put(self.log_evidence, self.log_evidence + ratio)
         if self.offline:
             self._release(rest.pop(0))
 
@@ -624,14 +626,14 @@ class BMCEpsilon(EpsilonStrategy):
 
 
 def _named(
-    alpha: Tensor, beta: Tensor, variance: Tensor, ratio: Tensor, *skipped: Tensor
+    alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor, *skipped: Tensor
 ) -> dict[str, Tensor]:
     return {
         "posterior/alpha": alpha,
         "posterior/beta": beta,
         "posterior/return_variance": variance,
         "posterior/strength": alpha + beta,
-        "posterior/log_evidence_ratio": ratio,
+        "posterior/log_evidence": evidence,
         **{f"skipped/{cause}": count for cause, count in zip(SKIPPED, skipped, strict=True)},
     }
 

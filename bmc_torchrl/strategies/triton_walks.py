@@ -109,7 +109,7 @@ def walk_posteriors(
     parameters,
     memory,
     held,
-    last,
+    evidence,
     taken,
     greedy,
     uniform,
@@ -129,7 +129,7 @@ def walk_posteriors(
     mu0, tau0 = tl.load(own, there, 0.0), tl.load(own + 1, there, 1.0)
     a0, b0 = tl.load(own + 2, there, 1.0), tl.load(own + 3, there, 1.0)
     row = memory + run * num_states * MEMORY
-    ratio = tl.zeros([LANES], tl.float64)
+    total = tl.zeros([LANES], tl.float64)
     at = run
     for _ in range(steps):
         if HAS_STATE:
@@ -138,12 +138,13 @@ def walk_posteriors(
         q, u = tl.load(greedy + at, there, 0.0), tl.load(uniform + at, there, 0.0)
         ratio = learn_posterior(row, mu0, tau0, a0, b0, q, u, takes)
         tl.store(row + 6, ratio, there)
+        total += ratio
         if HAS_DONE:
             ends = tl.load(done + at, there, 0) != 0
             if tl.max(ends.to(tl.int32), 0) > 0:
                 hold_posteriors(memory, held, run, ends, num_states)
         at += runs
-    tl.store(last + run, ratio, there)
+    tl.store(evidence + run, total, there)
 
 
 @triton.jit(do_not_specialize=["steps", "runs", "num_states"])
@@ -186,7 +187,7 @@ def bmc_walk_on_gpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``bmc_walk`` with its arguments, on a GPU, or on a CPU in Triton's interpreter."""
     memory, held = (x.clone(memory_format=torch.contiguous_format) for x in (memory, held))
-    last = torch.zeros_like(parameters[:, 0])
+    evidence = torch.zeros_like(parameters[:, 0])
     none = taken
     columns = (taken, greedy, uniform, none if state is None else state)
     ends = none if done is None else done.bool()
@@ -196,7 +197,7 @@ def bmc_walk_on_gpu(
             parameters.contiguous(),
             memory,
             held,
-            last,
+            evidence,
             *(column.contiguous() for column in (*columns, ends)),
             steps,
             runs,
@@ -206,7 +207,7 @@ def bmc_walk_on_gpu(
             LANES=LANES,
             **OPTIONS,
         )
-    return memory, held, last
+    return memory, held, evidence
 
 
 def vdbe_walk_on_gpu(

@@ -100,15 +100,15 @@ def bmc_walk(
         done (Tensor, optional): where episodes end, bool ``[steps, runs]``.
 
     Returns:
-        The new `memory` and `held`, and the last log evidence ratio, ``[runs]``.
+        The new `memory` and `held`, and the sum of the log evidence ratios, ``[runs]``.
     """
     memory, held = (x.clone(memory_format=torch.contiguous_format) for x in (memory, held))
-    last = parameters.new_zeros(len(parameters))
+    evidence = parameters.new_zeros(len(parameters))
     none = torch.empty(0, 0, dtype=torch.int64)
-    rows = (parameters, memory, held, last, taken, greedy, uniform)
+    rows = (parameters, memory, held, evidence, taken, greedy, uniform)
     more = (none if state is None else state, (none if done is None else done).bool())
     _bmc_loop()(*(x.detach().contiguous().numpy() for x in (*rows, *more)))
-    return memory, held, last
+    return memory, held, evidence
 
 
 @bmc_walk.register_kernel("cuda")
@@ -122,7 +122,7 @@ def walk_posteriors(
     parameters: Any,
     memory: Any,
     held: Any,
-    last: Any,
+    evidence: Any,
     taken: Any,
     greedy: Any,
     uniform: Any,
@@ -139,7 +139,7 @@ def walk_posteriors(
             if taken[step, run]:
                 q, u = greedy[step, run], uniform[step, run]
                 learn(parameters[run], row, row, where, q, u, 0.0)  # type: ignore[name-defined] # noqa: F821
-            last[run] = row[6]
+            evidence[run] += row[6]
             if done.size and done[step, run]:
                 for each in range(memory.shape[1]):
                     held[run, each, 0] = memory[run, each, 1]
@@ -171,7 +171,7 @@ def bmc_step_in_place(
     Args:
         parameters (iterable of Tensor): those of the rule, ``[runs]`` each.
         memory (iterable of Tensor): that of the rule but ε: the posterior, ``[runs]`` or
-            ``[runs, states]``, the last evidence and how often it was skipped, ``[runs]``.
+            ``[runs, states]``, the evidence so far and how often it was skipped, ``[runs]``.
         taken (Tensor): where to learn, bool ``[runs]``.
         greedy (Tensor): greedy returns, ``[runs]``.
         uniform (Tensor): uniform returns, ``[runs]``.
@@ -195,7 +195,7 @@ def step_posteriors(
     count: Any,
     mean: Any,
     m2: Any,
-    ratio: Any,
+    evidence: Any,
     skipped: Any,
     taken: Any,
     greedy: Any,
@@ -205,16 +205,15 @@ def step_posteriors(
     """The loop of :func:`bmc_step_in_place`, with room for the rule's parameters and memory."""
     states = alpha.size // taken.size
     for run in range(taken.size):
-        ratio[run] = 0.0
         if not taken[run]:
             continue
         at = run * states + (state[run] if state.size else 0)
         prior[0], prior[1], prior[2], prior[3] = mu0[run], tau0[run], a0[run], b0[run]
         memory[1], memory[2], memory[3] = alpha[at], beta[at], count[at]
-        memory[4], memory[5], memory[7] = mean[at], m2[at], 0.0
+        memory[4], memory[5], memory[6], memory[7] = mean[at], m2[at], evidence[run], 0.0
         learn(prior, memory, memory, 0, greedy[run], uniform[run], 0.0)  # type: ignore[name-defined] # noqa: F821
         alpha[at], beta[at], count[at] = memory[1], memory[2], memory[3]
-        mean[at], m2[at], ratio[run] = memory[4], memory[5], memory[6]
+        mean[at], m2[at], evidence[run] = memory[4], memory[5], memory[6]
         skipped[run] += int(memory[7])
 
 

@@ -118,7 +118,7 @@ def test_returns_that_are_not_finite_are_counted_and_teach_nothing():
     skipped = engine.diagnostics["skipped/nonfinite"]
     assert torch.equal(skipped, engine.train_steps.cumsum(-1))
     assert (engine.diagnostics["posterior/alpha"] == 1).all()
-    assert (engine.diagnostics["posterior/log_evidence_ratio"] == 0).all()
+    assert (engine.diagnostics["posterior/log_evidence"] == 0).all()
 
 
 def test_value_changes_that_are_not_finite_are_counted_and_teach_nothing():

@@ -1,5 +1,6 @@
 """ε-BMC: its equations, its states, its priors."""
 
+import itertools
 import math
 import warnings
 
@@ -8,7 +9,13 @@ import torch
 from contracts import FACTORIES, LEARNING, RUNS, STATES, alike, memory, same, transitions
 from scipy import stats
 
-from bmc_torchrl import BMCEpsilon, GaussianLikelihood, NormalGammaPrior, VDBEEpsilon
+from bmc_torchrl import (
+    BMCEpsilon,
+    GaussianLikelihood,
+    NormalGammaPrior,
+    StudentTLikelihood,
+    VDBEEpsilon,
+)
 
 
 def reference_epsilons(alpha, beta, returns, mu0=0.0, tau0=1.0, a0=500.0, b0=500.0):
@@ -164,11 +171,28 @@ def test_epsilon_above_one_half_is_allowed_and_may_rise():
     assert float(strategy.eps) > 0.75
 
 
+@pytest.mark.parametrize("likelihood", [StudentTLikelihood(), GaussianLikelihood(4.0)])
+def test_evidence_adds_up_over_transitions_and_where_there_is_no_gap_nothing(likelihood):
+    at_once, one_by_one = BMCEpsilon(likelihood=likelihood), BMCEpsilon(likelihood=likelihood)
+    data = transitions((40,))
+    at_once.update(data)
+    said = []
+    for step in data.unbind(0):
+        one_by_one.update(step)
+        said.append(float(one_by_one.log_evidence))
+    assert float(at_once.log_evidence) == pytest.approx(said[-1], rel=1e-12)
+    # ε < ½ falls, so that all evidence is against "uniform".
+    assert all(later < sooner for sooner, later in itertools.pairwise([0.0, *said]))
+    terminal = transitions(())
+    one_by_one.update(terminal.set("uniform_return", terminal["greedy_return"]))
+    assert float(one_by_one.log_evidence) == said[-1]
+
+
 def test_the_running_variance_needs_two_different_returns():
     strategy = BMCEpsilon(likelihood=GaussianLikelihood())
     step = transitions(())
     strategy.update(step)
     assert float(strategy.eps) == pytest.approx(1 / 2.01)
-    assert float(strategy.log_evidence_ratio) == 0
+    assert float(strategy.log_evidence) == 0
     strategy.update(transitions(()))
     assert float(strategy.eps) < 1 / 2.01

@@ -29,7 +29,7 @@ MEANS = {
 }
 PLAIN = {"train/epsilon_min", "train/epsilon_max", "train/episodes", "train/frames"}
 SAID = {
-    *(f"posterior/{name}" for name in ("alpha", "beta", "strength", "log_evidence_ratio")),
+    *(f"posterior/{name}" for name in ("alpha", "beta", "strength", "log_evidence")),
     "posterior/return_variance",
     *(f"skipped/{cause}" for cause in ("mask", "foreign", "nonfinite")),
 }
