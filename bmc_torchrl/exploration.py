@@ -227,7 +227,9 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if epsilon is None:
             return
         own = _is(epsilon, shape) and epsilon.is_floating_point()
-        if own and not self._looked and not torch.compiler.is_compiling():
+        # Once, and only where looking at values makes nobody wait.
+        plain = type(epsilon) is Tensor and epsilon.device.type == "cpu"
+        if own and plain and not self._looked and not torch.compiler.is_compiling():
             self._looked = True
             own = bool(((epsilon >= 0) & (epsilon <= 1)).all())
         if not own:

@@ -7,7 +7,6 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -153,9 +152,6 @@ def _bmc_loop() -> Callable[..., None]:
     return _compiled_walk(walk_posteriors, BMCRule.learn)
 
 
-_NO_STATES = np.empty(0, np.int64)
-
-
 def bmc_step_in_place(
     parameters: Iterable[Tensor],
     memory: Iterable[Tensor],
@@ -178,9 +174,10 @@ def bmc_step_in_place(
         state (Tensor, optional): states left, int64 ``[runs]``.
     """
     columns = (*parameters, *memory, taken, greedy, uniform)
-    left = _NO_STATES if state is None else state.numpy().reshape(-1)
-    rows = [column.detach().numpy().reshape(-1) for column in columns]
-    _bmc_step()(np.empty(4), np.empty(8), *rows, left)
+    room = torch.empty(12, dtype=torch.float64)
+    left = torch.empty(0, dtype=torch.int64) if state is None else state
+    rows = [column.detach().numpy().reshape(-1) for column in (*columns, left)]
+    _bmc_step()(*(part.numpy() for part in room.split([4, 8])), *rows)
 
 
 def step_posteriors(
