@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,7 +36,13 @@ from bmc_torchrl.strategies.scalar import (
     ScalarForm,
     ScalarRule,
 )
-from bmc_torchrl.strategies.walks import bmc_step_in_place, bmc_walk, can_step_in_place, can_walk
+from bmc_torchrl.strategies.walks import (
+    bmc_step_in_place,
+    bmc_walk,
+    can_step_in_place,
+    can_walk,
+    in_place,
+)
 
 # What compiles a walk through time into one loop of the graph is not public. Without it, the walk
 # is unrolled: as many copies of the step as there are steps.
@@ -515,19 +522,27 @@ class BMCEpsilon(EpsilonStrategy):
         self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
     ) -> None:
         """One step by :class:`BMCRule`."""
-        prior, rest = self.likelihood, list(state_and_done)
-        assert isinstance(prior, StudentTLikelihood)
+        rest = list(state_and_done)
         state = None if self.num_states is None else rest.pop(0)
-        bmc_step_in_place(
-            (prior.mu0, prior.tau0, prior.a0, prior.b0),
-            self._remembered(),
-            taken,
-            greedy,
-            uniform,
-            state,
-        )
+        bmc_step_in_place(self._memory_in_place(), taken, greedy, uniform, state)
         if self.offline:
             self._release(rest.pop(0))
+
+    def _memory_in_place(self) -> list[Any]:
+        """Prior and posterior as numba sees them, looked up anew once a buffer is elsewhere."""
+        prior = self.likelihood
+        buffers = itertools.chain(prior._buffers.values(), self._buffers.values())
+        where = [0 if buffer is None else buffer.data_ptr() for buffer in buffers]
+        known: tuple[list[int], list[Any]] | None = self.__dict__.get("_known_memory")
+        if known is None or known[0] != where:
+            assert isinstance(prior, StudentTLikelihood)
+            own = (prior.mu0, prior.tau0, prior.a0, prior.b0, *self._remembered())
+            known = self.__dict__["_known_memory"] = where, in_place(own)
+        return known[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without addresses, which mean nothing in a copy."""
+        return {name: own for name, own in self.__dict__.items() if name != "_known_memory"}
 
     def _walk_in_one(
         self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor

@@ -13,9 +13,16 @@ from torch import Tensor
 from bmc_torchrl.strategies.compiled import cached_on_disk, compiled_rule, source_checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["bmc_step_in_place", "bmc_walk", "can_step_in_place", "can_walk", "vdbe_walk"]
+__all__ = [
+    "bmc_step_in_place",
+    "bmc_walk",
+    "can_step_in_place",
+    "can_walk",
+    "in_place",
+    "vdbe_walk",
+]
 
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -152,9 +159,13 @@ def _bmc_loop() -> Callable[..., None]:
     return _compiled_walk(walk_posteriors, BMCRule.learn)
 
 
+def in_place(buffers: Iterable[Tensor]) -> list[Any]:
+    """The memory of buffers, flat, as numba sees it."""
+    return [buffer.detach().numpy().reshape(-1) for buffer in buffers]
+
+
 def bmc_step_in_place(
-    parameters: Iterable[Tensor],
-    memory: Iterable[Tensor],
+    memory: Sequence[Any],
     taken: Tensor,
     greedy: Tensor,
     uniform: Tensor,
@@ -165,19 +176,17 @@ def bmc_step_in_place(
     An operator's call costs a hundred times what the step does.
 
     Args:
-        parameters (iterable of Tensor): those of the rule, ``[runs]`` each.
-        memory (iterable of Tensor): that of the rule but ε: the posterior, ``[runs]`` or
-            ``[runs, states]``, the evidence so far and how often it was skipped, ``[runs]``.
+        memory (sequence of array): :func:`in_place`, the rule's parameters ``[runs]``, then its
+            memory but ε: the posterior, ``[runs]`` or ``[runs, states]``, the evidence so far and
+            how often it was skipped, ``[runs]``.
         taken (Tensor): where to learn, bool ``[runs]``.
         greedy (Tensor): greedy returns, ``[runs]``.
         uniform (Tensor): uniform returns, ``[runs]``.
         state (Tensor, optional): states left, int64 ``[runs]``.
     """
-    columns = (*parameters, *memory, taken, greedy, uniform)
-    room = torch.empty(12, dtype=torch.float64)
     left = torch.empty(0, dtype=torch.int64) if state is None else state
-    rows = [column.detach().numpy().reshape(-1) for column in (*columns, left)]
-    _bmc_step()(*(part.numpy() for part in room.split([4, 8])), *rows)
+    room = torch.empty(12, dtype=torch.float64).numpy()
+    _bmc_step()(room[:4], room[4:], *memory, *in_place((taken, greedy, uniform, left)))
 
 
 def step_posteriors(

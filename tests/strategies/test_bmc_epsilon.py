@@ -1,7 +1,9 @@
 """ε-BMC: its equations, its states, its priors."""
 
+import copy
 import itertools
 import math
+import pickle
 import warnings
 
 import pytest
@@ -196,3 +198,31 @@ def test_the_running_variance_needs_two_different_returns():
     assert float(strategy.log_evidence) == 0
     strategy.update(transitions(()))
     assert float(strategy.eps) < 1 / 2.01
+
+
+MOVES = {
+    "copied": copy.deepcopy,
+    "pickled": lambda strategy: pickle.loads(pickle.dumps(strategy)),
+    "shared": lambda strategy: strategy.share_memory(),
+    "loaded": lambda strategy: (
+        strategy.load_state_dict(copy.deepcopy(strategy.state_dict()), assign=True) and strategy
+    ),
+    "cast": lambda strategy: strategy.half().float(),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("options", [{}, {"num_states": STATES}, {"update": "offline"}])
+def test_one_step_is_learned_where_the_buffers_are_now(move, options):
+    data = transitions((2, *RUNS))
+    strategy = BMCEpsilon(batch_shape=RUNS, **options)
+    strategy.update(data[0])
+    moved = MOVES[move](strategy)
+    before = {name: value.clone() for name, value in strategy.state_dict().items()}
+    moved.update(data[1])
+    expected = BMCEpsilon(batch_shape=RUNS, **options)
+    expected.update(data[0])
+    expected.update(data[1])
+    assert same(memory(moved), memory(expected))
+    if moved is not strategy:
+        assert same(strategy.state_dict(), before)
