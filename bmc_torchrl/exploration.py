@@ -125,7 +125,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         ]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
         self.out_keys = [action_key, self.epsilon_key, self.taken_key]
-        self._uses, self._updates, self._first_eps = 0, 0, self.strategy.eps.clone()
+        self._uses, self._updated, self._first_eps = 0, False, self.strategy.eps.clone()
         self._looked = False
         self._spec: TensorSpec | None = None
         self._layout: ActionLayout | None = None
@@ -172,7 +172,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             taken = transition.get(self.taken_key, None)
             self.strategy.update(transition, taken, mask_keys=self.mask_keys)
         if not torch.compiler.is_compiling():
-            self._updates += 1
+            self._updated = True
 
     def step(self, frames: int = 1) -> None:
         """``EGreedyModule``'s clock, for strategies that anneal by frames.
@@ -354,7 +354,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 "the uniform return differ enough to tell the models apart: are all action values "
                 "equal?"
             )
-        return None if self._updates else _FORGOTTEN
+        return None if self._updated else _FORGOTTEN
 
 
 class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]

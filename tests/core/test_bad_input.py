@@ -88,6 +88,10 @@ def test_probabilities_must_be_probabilities(name, make, bad):
         (lambda: PowerEpsilon(0.5, -1.0), "power must be non-negative, got -1.0"),
         (lambda: PowerEpsilon(0.5, 1.0, first_index=2), "first_index must be 0 or 1, got 2"),
         (lambda: LinearEpsilon(0.1, 0.5), "final must not exceed initial, got 0.5 > 0.1"),
+        (
+            lambda: LinearEpsilon([0.5, 0.5], [0.1, 0.6], batch_shape=[2]),
+            "final must not exceed initial, got",
+        ),
         (lambda: LinearEpsilon(num_frames=0), "num_frames must be at least 1, got 0"),
         (lambda: LinearEpsilon(count_by="day"), "count_by must be 'update' or 'step', got 'day'"),
         (lambda: StackedEpsilon([]), r"got batch shapes \[\]: pass batch_shape=\[runs\]"),
