@@ -227,9 +227,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if epsilon is None:
             return
         own = _is(epsilon, shape) and epsilon.is_floating_point()
-        if own and not self._looked and not torch.compiler.is_compiling():
-            self._looked = True
-            own = bool(((epsilon >= 0) & (epsilon <= 1)).all())
+        if own and not torch.compiler.is_compiling() and not self._looked:
+            self._looked, own = True, _may_be_probabilities(epsilon)
         if not own:
             raise ValueError(_NOT_OURS.format(self.epsilon_key, "ε", "epsilon"))
 
@@ -481,6 +480,15 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
 
 def _is(value: Any, shape: torch.Size) -> bool:
     return isinstance(value, Tensor) and value.shape == shape
+
+
+def _may_be_probabilities(value: Tensor) -> bool:
+    if value.device.type != "cpu":
+        return True  # It is not worth a wait for the device.
+    try:
+        return bool(((value >= 0) & (value <= 1)).all())
+    except RuntimeError:  # Under vmap there are no values.
+        return True
 
 
 def _beside(key: NestedKey, name: str) -> NestedKey:
