@@ -125,7 +125,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         ]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
         self.out_keys = [action_key, self.epsilon_key, self.taken_key]
-        self._uses, self._updates, self._first_eps = 0, 0, self.strategy.eps.clone()
+        self._uses, self._updated, self._first_eps = 0, False, self.strategy.eps.clone()
         self._looked = False
         self._spec: TensorSpec | None = None
         self._layout: ActionLayout | None = None
@@ -172,7 +172,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             taken = transition.get(self.taken_key, None)
             self.strategy.update(transition, taken, mask_keys=self.mask_keys)
         if not torch.compiler.is_compiling():
-            self._updates += 1
+            self._updated = True
 
     def step(self, frames: int = 1) -> None:
         """``EGreedyModule``'s clock, for strategies that anneal by frames.
@@ -227,11 +227,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if epsilon is None:
             return
         own = _is(epsilon, shape) and epsilon.is_floating_point()
-        # Once, and only where looking at values makes nobody wait.
-        plain = type(epsilon) is Tensor and epsilon.device.type == "cpu"
-        if own and plain and not self._looked and not torch.compiler.is_compiling():
-            self._looked = True
-            own = bool(((epsilon >= 0) & (epsilon <= 1)).all())
+        if own and not torch.compiler.is_compiling() and not self._looked:
+            self._looked, own = True, _may_be_probabilities(epsilon)
         if not own:
             raise ValueError(_NOT_OURS.format(self.epsilon_key, "ε", "epsilon"))
 
@@ -356,7 +353,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 "the uniform return differ enough to tell the models apart: are all action values "
                 "equal?"
             )
-        return None if self._updates else _FORGOTTEN
+        return None if self._updated else _FORGOTTEN
 
 
 class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
@@ -483,6 +480,15 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
 
 def _is(value: Any, shape: torch.Size) -> bool:
     return isinstance(value, Tensor) and value.shape == shape
+
+
+def _may_be_probabilities(value: Tensor) -> bool:
+    if value.device.type != "cpu":
+        return True  # It is not worth a wait for the device.
+    try:
+        return bool(((value >= 0) & (value <= 1)).all())
+    except RuntimeError:  # Under vmap there are no values.
+        return True
 
 
 def _beside(key: NestedKey, name: str) -> NestedKey:

@@ -47,18 +47,25 @@ PRELOADED = """
 """
 
 UPDATES = "core/test_functional_update core/test_functional"
-STRATEGY = "strategies/test_strategies core/test_bad_input core/test_untaken_steps"
+STRATEGY = (
+    "strategies/test_strategies core/test_bad_input core/test_untaken_steps "
+    "core/test_documented_defaults"
+)
 WALKS = "strategies/test_walks strategies/test_bmc_epsilon strategies/test_bmc_numerics"
 ENVS = "envs/test_envs_contract"
 TESTS = {
-    "functional": f"{UPDATES} core/test_egreedy_facts core/test_returns",
-    "likelihoods": f"core/test_likelihoods {UPDATES} core/test_bad_input",
+    "functional": f"{UPDATES} core/test_egreedy_facts core/test_returns "
+    "core/test_documented_defaults",
+    "likelihoods": f"core/test_likelihoods {UPDATES} core/test_bad_input "
+    "core/test_documented_defaults",
     "exploration": "core/test_exploration core/test_returns core/test_bad_input core/test_agents "
-    "core/test_egreedy_facts core/test_action_distribution core/test_untaken_steps",
+    "core/test_egreedy_facts core/test_action_distribution core/test_untaken_steps "
+    "core/test_documented_defaults",
     "actions": "core/test_action_distribution core/test_egreedy_facts core/test_exploration",
     "precision": "core/test_precision core/test_bad_input strategies/test_repr",
     "strategies/base": f"{STRATEGY} strategies/test_named_time core/test_agents",
-    "strategies/bmc": f"{WALKS} {STRATEGY} strategies/test_checkpoints strategies/test_repr",
+    "strategies/bmc": f"{WALKS} {STRATEGY} strategies/test_checkpoints strategies/test_repr "
+    "lockstep/test_kernels",
     "strategies/compiled": f"{WALKS} lockstep/test_new_strategy",
     "strategies/scalar": f"{WALKS} lockstep/test_kernels lockstep/test_new_strategy",
     "strategies/schedules": f"strategies/test_schedules {STRATEGY} lockstep/test_kernels",

@@ -488,7 +488,7 @@ def state_index(
     """
     wanted = (
         f"The state at {key!r} must be an integer index or a one-hot vector of num_states="
-        f"{num_states}, got {value.dtype} of shape {tuple(value.shape)}"
+        f"{num_states} bools or integers, got {value.dtype} of shape {tuple(value.shape)}"
     )
     remedy = "pass state_key= if the discrete state is elsewhere, or another num_states=."
     vector = value.ndim == batch_dims + 1

@@ -160,6 +160,43 @@ def test_values_without_error_that_differ_have_a_large_finite_z() -> None:
     assert 100 < z < np.inf
 
 
+@pytest.mark.parametrize(
+    ("ours", "published", "expected"),
+    [
+        # Without errors, values are equal up to 0.1 % of the published one.
+        ((1.0009, 0.0), (1.0, 0.0), (0.0, False)),
+        ((1.0011, 0.0), (1.0, 0.0), (1.1, True)),
+        ((-0.9989, 0.0), (-1.0, 0.0), (1.1, True)),
+        # Errors up to 2e-6 of the published value are those of its arithmetic.
+        ((1.0, 1.9e-6), (1.0001, 0.0), (0.0, False)),
+        ((1.0, 2.1e-6), (1.0001, 0.0), (-1e-4 / np.hypot(2.1e-6, 2.0002e-6), True)),
+        # Near zero, differences and errors up to 1e-6 are none.
+        ((1e-8, 1e-8), (3e-8, 1e-8), (0.0, False)),
+        ((1e-6, 1e-6), (0.0, 0.0), (0.0, False)),
+        ((1e-3, 5e-7), (0.0, 0.0), (2000.0, True)),
+        ((3e-6, 0.0), (0.0, 0.0), (3.0, True)),
+    ],
+)
+def test_each_tolerance_is_what_it_says(ours, published, expected) -> None:
+    z, informative = z_score(*ours, *published)
+    assert (pytest.approx(z, rel=1e-6), informative) == expected
+
+
+def test_an_error_within_the_rounding_says_nothing() -> None:
+    assert z_score(0.49, 0.0005, 0.49, 0.0, rounding=0.0005) == (0.0, False)
+    assert z_score(0.49, 0.0006, 0.49, 0.0, rounding=0.0005) == (0.0, True)
+    assert z_score(0.4905, 0.0, 0.49, 0.0, rounding=0.0005) == (0.0, False)
+    z, informative = z_score(0.492, 0.0004, 0.49, 0.0, rounding=0.0005)
+    assert (pytest.approx(z, rel=1e-5), informative) == (0.0015 / 0.0004, True)
+
+
+def test_errors_of_ours_up_to_a_millionth_are_none() -> None:
+    ones = np.ones(4)
+    assert window_standard_error(3 * ones, 1e-6 * ones, our_window_error=5e-7) == 3
+    assert window_standard_error(3 * ones, 2e-6 * ones, our_window_error=1e-6) == pytest.approx(1.5)
+    assert window_standard_error(3 * ones, ones, our_window_error=2.0) == 3
+
+
 def test_deterministic_values_are_left_out_of_medians(results: Path, tmp_path: Path) -> None:
     found = compared(results, workbook(tmp_path / "x.xlsx", *measurements(seed=1)))
     constant = found.table.query("strategy == 'fixed_01' and metric == 'epsilon_10'").iloc[0]

@@ -186,6 +186,14 @@ def test_vmap_reaches_the_posterior():
     torch.testing.assert_close(epsilon, expected[:, None].expand(3, 5))
 
 
+def test_vmap_reaches_a_tensordict_that_has_been_acted_on():
+    explore = exploring(ConstantEpsilon(0.25))
+    td = torch.stack([observed((5,)) for _ in range(3)])
+    td = td.set("epsilon", torch.full((3, 5), 0.5)).set("taken", torch.ones(3, 5).bool())
+    acted = torch.vmap(explore, randomness="different")(td)
+    assert (acted["epsilon"] == 0.25).all()
+
+
 @pytest.mark.parametrize("use", [lambda m: m.step(10), lambda m: m(observed(RUNS))])
 def test_long_use_without_updates_warns_once(use):
     explore = AdaptiveEGreedyModule(action_spec(False))

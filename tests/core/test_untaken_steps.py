@@ -76,6 +76,30 @@ def test_a_mark_does_not_undo_padding(name):
     assert same(learned(both), learned(one))
 
 
+def test_every_mask_and_the_mark_must_agree():
+    data = transitions((*RUNS, 12))
+    masks = [torch.rand(*RUNS, 12) < 0.6 for _ in range(3)]
+    explore = exploring(BMCEpsilon(batch_shape=RUNS))
+    first, second, taken = masks
+    explore.update(data.set(("collector", "mask"), first).set("mask", second).set("taken", taken))
+    assert explore.strategy.learned.tolist() == (first & second & taken).sum(-1).tolist()
+    assert counted(explore.strategy) == {
+        "mask": (~(first & second)).sum(-1).tolist(),
+        "foreign": (first & second & ~taken).sum(-1).tolist(),
+        "nonfinite": [0] * 4,
+    }
+
+
+@pytest.mark.parametrize("name", ["geometric", "linear"])
+def test_a_step_counts_if_any_of_several_groups_of_agents_took_it(name):
+    data, taken = transitions((*RUNS, 6)), torch.zeros(*RUNS, 6, 3, 2, dtype=torch.bool)
+    taken[:, 4:, 1, 1] = True
+    strategy = FACTORIES[name](RUNS)
+    strategy.update(data, taken)
+    assert strategy.learned.tolist() == [2] * 4
+    assert strategy.skipped["foreign"].tolist() == [4] * 4
+
+
 @each_learning
 def test_data_without_a_mark_count_whole(name):
     data = transitions((*RUNS, 6))

@@ -262,6 +262,54 @@ def test_bad_references_are_refused_by_name(arguments, words):
         optimal_supply_chain_values(TWO, **arguments)
 
 
-def test_a_rate_that_is_not_a_number_is_refused():
-    with pytest.raises(ValueError, match="rate"):
-        poisson_cdf(float("nan"))
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -0.1])
+def test_a_rate_that_is_not_a_number_is_refused(rate):
+    with pytest.raises(ValueError, match="rate must be finite and not negative"):
+        poisson_cdf(rate)
+
+
+def test_without_demand_the_distribution_function_is_one_at_once():
+    assert poisson_cdf(0.0).tolist() == [1.0]
+
+
+def test_the_network_is_the_papers():
+    network = SupplyNetwork()
+    assert (network.price, network.kappa_pr, network.kappa_st) == (0.5, 0.1, (0.02, 0.02))
+    assert (network.kappa_tr, network.zeta, network.capacity) == ((0.1,), (5,), (50, 50))
+    assert (network.rho_max, network.ship_max, network.demand_rate) == (9, (9,), (2.5,))
+    assert network.initial_stocks == (10, 0)
+    assert network.start_state == 10 * 51
+
+
+def test_nothing_need_be_produced_stored_or_shipped():
+    idle = SupplyNetwork(
+        rho_max=0, ship_max=(0,), capacity=(0,), kappa_st=(0.0,), initial_stocks=(0,)
+    )
+    assert (idle.num_states, idle.num_actions) == (1, 1)
+    assert SupplyNetwork(demand_rate=(0.0,), kappa_tr=(0.0,), zeta=(1,)).num_actions == 100
+    assert SupplyNetwork(initial_stocks=(50, 50)).start_state == 2600
+
+
+@pytest.mark.parametrize("network", [SupplyNetwork(), TWO])
+def test_lanes_step_as_the_tensor_function(network):
+    lanes = SupplyChainEnv(network, batch_size=[7]).lanes()
+    state = torch.randint(network.num_states, (7,))
+    action = torch.randint(network.num_actions, (7,))
+    noise = lanes.transition_noise(torch.rand(7, network.warehouses, dtype=torch.float64))
+    env = SupplyChainEnv(network, batch_size=[7])
+    after, reward, ended = supply_chain_step(env.stocks(state), action, noise, network)
+    found = lanes.step(state, action, noise)
+    for part, expected in zip(found, (env.state(after), reward, ended), strict=True):
+        assert torch.equal(part, expected)
+    assert lanes.start(torch.rand(7, lanes.resets)).tolist() == [network.start_state] * 7
+
+
+def test_the_endless_optimum_is_where_an_ever_longer_horizon_leads():
+    small = SupplyNetwork(capacity=(4,), rho_max=2, ship_max=(2,), initial_stocks=(2, 0))
+    endless = optimal_supply_chain_values(small, 0.8, tolerance=1e-6)
+    finite = optimal_supply_chain_values(small, 0.8, horizon=100)
+    torch.testing.assert_close(endless.values, finite.values[0], atol=2e-6, rtol=0)
+    assert torch.equal(endless.policy, finite.policy[0])
+    loose = optimal_supply_chain_values(small, 0.8, tolerance=1e-2)
+    gap = (loose.values - finite.values[0]).abs().max().item()
+    assert 1e-6 < gap <= 1e-2

@@ -114,14 +114,14 @@ def test_one_state_is_no_state(update, shape):
     assert torch.equal(single.epsilon(data[..., 0]), free.epsilon(data[..., 0]))
 
 
-@pytest.mark.parametrize("encoding", ["index", "column", "one_hot", "float one_hot"])
+@pytest.mark.parametrize("encoding", ["index", "column", "one_hot", "bool one_hot"])
 @pytest.mark.parametrize("name", ["bmc-state", "vdbe"])
 def test_each_state_learns_only_from_leaving_it(name, encoding):
     data = transitions((*RUNS, 40))
     index = data["state"].clone()
     one_hot = torch.nn.functional.one_hot(index, STATES)
     encodings = {"index": index, "column": index[..., None], "one_hot": one_hot}
-    data["state"] = encodings.get(encoding, one_hot.float())
+    data["state"] = encodings.get(encoding, one_hot.bool())
     strategy = FACTORIES[name](RUNS)
     strategy.update(data)
     table = strategy.mean if name == "bmc-state" else strategy.epsilons
