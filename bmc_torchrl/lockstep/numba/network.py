@@ -19,13 +19,7 @@ from torch import Tensor
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.factored import active_features, one_hot_encoding
 from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, compiled, row_maximum
-from bmc_torchrl.lockstep.numba.products import (
-    AS_IT_IS,
-    RECTIFIED,
-    WHERE_POSITIVE,
-    multiply,
-    transpose,
-)
+from bmc_torchrl.lockstep.numba.products import multiply, transpose
 
 __all__ = ["Inputs", "Network", "Work", "fit", "forward", "network_inputs", "show", "work"]
 
@@ -36,7 +30,7 @@ BETA1, BETA2 = 0.9, 0.999
 _KEPT1, _NEW1 = np.float32(BETA1), np.float32(1 - BETA1)
 _KEPT2, _NEW2 = np.float32(BETA2), np.float32(1 - BETA2)
 _ADAM_EPSILON = np.float32(1e-7)
-_ZERO = np.float32(0)
+_ZERO, _NONE = np.float32(0), np.float32(-np.inf)
 
 
 class Network(NamedTuple):
@@ -142,14 +136,14 @@ def forward(network: Network, parameters: Array, space: Work, rows: int) -> None
         layer = parameters[network.starts[depth] : network.starts[depth + 1]]
         output = space.layers[depth]
         row_width = fan_out + 1 if depth < last else fan_out
-        kind = RECTIFIED if depth < last else AS_IT_IS
+        floor = _ZERO if depth < last else _NONE
         if depth == 0 and network.ones > 0:
-            _sum_rows(network, layer, space.states, output, row_width, fan_out, rows, kind)
+            _sum_rows(network, layer, space.states, output, row_width, fan_out, rows, floor)
             continue
         below = space.inputs if depth == 0 else space.layers[depth - 1]
         size = fan_in + 1
         multiply(
-            rows, size, fan_out, below, size, 1, layer, output, row_width, layer, fan_out, kind
+            rows, size, fan_out, below.ctypes, size, 1, layer.ctypes, output.ctypes, row_width, floor
         )
 
 
@@ -162,7 +156,7 @@ def _sum_rows(
     row_width: int,
     fan_out: int,
     rows: int,
-    kind: int,
+    floor: Scalar,
 ) -> None:
     for row in range(rows):
         total = output[row * row_width : row * row_width + fan_out]
@@ -172,9 +166,8 @@ def _sum_rows(
             kernel = layer[start : start + fan_out]
             for j in range(fan_out):
                 total[j] = kernel[j] if one == 0 else total[j] + kernel[j]
-        if kind == RECTIFIED:
-            for j in range(fan_out):
-                total[j] = _ZERO if total[j] < 0 else total[j]
+        for j in range(fan_out):
+            total[j] = floor if total[j] < floor else total[j]
 
 
 @compiled
@@ -203,13 +196,18 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
             _scatter_rows(network, space.states, slope, gradient, fan_out, rows)
             continue
         multiply(
-            size, rows, fan_out, below, 1, size, slope, gradient, fan_out, below, size, AS_IT_IS
+            size, rows, fan_out, below.ctypes, 1, size, slope.ctypes, gradient.ctypes, fan_out, _NONE
         )
         if depth > 0:
+            lower = space.slopes[depth - 1]
             multiply(
-                rows, fan_out, fan_in, slope, fan_out, 1, space.turned,
-                space.slopes[depth - 1], fan_in, below, size, WHERE_POSITIVE,
+                rows, fan_out, fan_in, slope.ctypes, fan_out, 1, space.turned.ctypes,
+                lower.ctypes, fan_in, _NONE,
             )  # fmt: skip
+            for row in range(rows):
+                for j in range(fan_in):
+                    if not below[row * size + j] > 0:
+                        lower[row * fan_in + j] = 0
 
 
 @compiled
