@@ -14,6 +14,8 @@ from bmc_torchrl.learners.values import QNetwork, RunLinear
 from bmc_torchrl.lockstep.numba.arguments import read_strategy
 from bmc_torchrl.lockstep.numba.dqn_loops import (
     GIVEN,
+    LONG_RECORD,
+    SHORT_RECORD,
     DQNLanes,
     DQNRule,
     DQNScratch,
@@ -74,7 +76,9 @@ class NumbaDQNEngine(NumbaEngine):
             raise ValueError(
                 f"next_action={run.next_action!r} is for expected SARSA; DQN acts after learning."
             )
-        self.learner, self._network = learner, describe(env, learner.hidden)
+        rows = max(2 * learner.batch_size + 1, run.tests)
+        self.learner = learner
+        self._network = describe(env, learner.hidden, rows, learner.batch_size)
         self._rules, lanes = _lanes(env, strategy, run.episodes, learner, self._network)
         super().__init__(lanes, strategy, threads)
         self._domain = env.scalars()
@@ -95,7 +99,7 @@ class NumbaDQNEngine(NumbaEngine):
             type(self._domain), tuple(type(rule) for rule in self._rules)
         )
         if network is not None:
-            self._lanes.weights[...] = _packed(network, self.runs, self._network)
+            self._lanes.networks[:, 0] = _packed(network, self.runs, self._network)
         drawn = run.first_run, run.seed, network is None, NOTHING
         self._each_block(
             lambda first, last: start_lanes(
@@ -133,7 +137,7 @@ class NumbaDQNEngine(NumbaEngine):
     @torch.no_grad()
     def export(self, network: QNetwork) -> None:
         """Write the weights of every run into `network`."""
-        weights, net = torch.from_numpy(self._lanes.weights), self._network
+        weights, net = torch.from_numpy(self._lanes.networks[:, 0]), self._network
         for depth, layer in enumerate(_layers_of(network)):
             part = weights[:, net.starts[depth] : net.starts[depth + 1]]
             matrix = part.reshape(self.runs, net.widths[depth] + 1, net.widths[depth + 1])
@@ -160,8 +164,7 @@ def _scratch(net: Network, rule: DQNRule, physics: Any) -> DQNScratch:
     rows, tests = max(2 * rule.batch + 1, rule.tests), rule.tests
     return DQNScratch(
         space=work(net, rows, rule.batch),
-        positions=np.zeros(rule.batch, np.int32),
-        rows=np.zeros(rule.batch, np.int32),
+        rows=np.zeros(2 * rule.batch, np.int32),
         taken=np.zeros(rule.batch, np.int64),
         reward=np.zeros(rule.batch, np.float32),
         terminated=np.zeros(rule.batch, np.bool_),
@@ -180,23 +183,17 @@ def _lanes(
     learner: PublishedDQNSettings,
     net: Network,
 ) -> tuple[tuple[ScalarRule, ...], DQNLanes]:
-    runs, size, capacity = env.batch_size.numel(), net.starts[-1], learner.capacity
-    indexed = net.ones > 0 or net.codes.size > 0
+    runs = env.batch_size.numel()
+    width = SHORT_RECORD if net.active.size or net.codes.size else LONG_RECORD
     count = np.zeros((5, runs), np.int64)
     rules, epsilon = read_strategy(strategy, runs, env.num_states, episodes)
     reads_change = np.zeros(runs, np.bool_)
     for part, lanes in strategy.parts():
         reads_change[lanes] = "value_change" in part.in_keys
     return rules, DQNLanes(
-        weights=np.zeros((runs, size), np.float32),
-        mean=np.zeros((runs, size), np.float32),
-        square=np.zeros((runs, size), np.float32),
+        networks=np.zeros((runs, 3, net.starts[-1]), np.float32),
+        replay=np.zeros((runs, learner.capacity, width), np.float32),
         time=count[0],
-        seen_states=np.zeros((runs, capacity if indexed else 0, 2), np.int32),
-        seen_numbers=np.zeros((runs, 0 if indexed else capacity, 8), np.float32),
-        seen_reward=np.zeros((runs, capacity), np.float32),
-        seen_action=np.zeros((runs, capacity), np.int32),
-        seen_terminated=np.zeros((runs, capacity), np.bool_),
         reads_change=reads_change,
         physics=torch.zeros(runs, 4, dtype=env.physics_dtype).numpy(),
         state=count[1],

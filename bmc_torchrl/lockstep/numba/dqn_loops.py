@@ -32,16 +32,18 @@ from bmc_torchrl.lockstep.numba.loops import (
     start_tests,
     step_test,
 )
-from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward, show
+from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward
 from bmc_torchrl.lockstep.numba.rules import begin_episode, current_epsilon, learn_transition
 from bmc_torchrl.strategies import ScalarRule
 
 __all__ = ["DQNLanes", "DQNRule", "DQNScratch", "dqn_loops_of"]
 
 _SOURCES = (*loops.SOURCES, products.__file__, network.__file__, __file__)
-_ZERO = np.float32(0)
 GIVEN = 7
 """Given uniforms of a step before those of its minibatch."""
+
+SHORT_RECORD, LONG_RECORD = 5, 11
+"""Numbers that hold a transition whose states are indices, and one whose states are numbers."""
 
 
 class DQNRule(NamedTuple):
@@ -63,22 +65,16 @@ class DQNRule(NamedTuple):
 class DQNLanes(NamedTuple):
     """Everything that the runs remember, ``[runs, ...]``; written in place.
 
-    `weights`, `mean` and `square` are the networks' parameters and Adam's moments. `time` counts a
-    run's steps. Replay is a ring of `capacity`: `seen_states` of s and s′ where a state is its
-    index, else `seen_numbers`, four of each; and reward, action and termination. `reads_change`
-    says whether a run's strategy reads what learning changed. The rest is as in
+    `networks` are the parameters and Adam's two moments, ``[runs, 3, size]``. `replay` is a ring,
+    ``[runs, capacity, …]``, of s and s′ (each an index, or four numbers), reward, action and
+    termination as float32, of which a run has seen `time`. `reads_change` says whether its strategy
+    reads what learning changed. The rest is as in
     :class:`~bmc_torchrl.lockstep.numba.loops.Lanes`.
     """
 
-    weights: Array
-    mean: Array
-    square: Array
+    networks: Array
+    replay: Array
     time: Array
-    seen_states: Array
-    seen_numbers: Array
-    seen_reward: Array
-    seen_action: Array
-    seen_terminated: Array
     reads_change: Array
     physics: Array
     state: Array
@@ -100,12 +96,11 @@ class DQNLanes(NamedTuple):
 class DQNScratch(NamedTuple):
     """What one lane's step and tests need, for any lane.
 
-    `rows`, `taken`, `reward` and `terminated` are those of a minibatch. From `physics` on see
-    :class:`~bmc_torchrl.lockstep.numba.loops.Scratch`.
+    `rows`, twice ``[batch]``, `taken`, `reward` and `terminated` are those of a minibatch. From
+    `physics` on see :class:`~bmc_torchrl.lockstep.numba.loops.Scratch`.
     """
 
     space: Work
-    positions: Array
     rows: Array
     taken: Array
     reward: Array
@@ -138,8 +133,8 @@ def start_lanes(
         bits = lanes.bits[lane]
         seed_bits(bits, seed, offset + lane)
         if drawn:
-            draw_weights(net, lanes.weights[lane], bits)
-        draws = start_draws(bits, nothing, 0, lane)
+            draw_weights(net, lanes.networks[lane, 0], bits)
+        draws = start_draws(bits, nothing, lane, lane)
         lanes.state[lane] = domain_start(m, lanes.physics[lane], draws)
         begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
 
@@ -170,6 +165,8 @@ def advance_lanes(
 ) -> None:
     """Up to `steps` training steps of each of the lanes `first` to `last` − 1, tests included.
 
+    The order is that of docs/protocol.md §2.
+
     Args:
         m: the domain.
         rules: those of the strategies.
@@ -183,116 +180,113 @@ def advance_lanes(
             action, one for the step, four for the reset, the rest for the minibatch; or empty.
         scratch: overwritten.
     """
+    space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
+    actions, gamma, drawn = net.widths[-1], np.float32(rule.gamma), given.shape[0] == 0
+    # As literals they would be further types, for which everything is compiled again.
+    none, one = np.int64(0), np.int64(1)
     for lane in range(first, last):
-        advance_lane(m, rules, rule, net, lanes, lane, steps, given, scratch)
+        weights, replay, bits = lanes.networks[lane, 0], lanes.replay[lane], lanes.bits[lane]
+        which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
+        memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
+        physics, sums, time = lanes.physics[lane], lanes.sums[lane], lanes.time[lane]
+        episode, count, state = lanes.episode[lane], lanes.step_count[lane], lanes.state[lane]
+        p = (physics[0], physics[1], physics[2], physics[3])
+        for step in range(steps):
+            if episode >= rule.episodes:
+                break
+            if drawn:
+                coin, which = uniform_pair(next_bits(bits))
+            else:
+                coin, which = np.float32(given[step, lane, 0]), np.float32(given[step, lane, 1])
+            show(net, space, none, p, state)
+            forward(net, weights, space, one)
+            here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
+            action = epsilon_greedy(row_argmax(values[:actions]), here, coin, which, actions)
+            chosen, draw = values[action], 0.0
+            if is_noisy(m):
+                draw = uniform(next_bits(bits)) if drawn else given[step, lane, 2]
+            q, after, reward, terminated = domain_step(m, p, state, action, draw)
+            remember(replay[time % rule.capacity], p, state, q, after, action, reward, terminated)
+            time += 1
+            count += 1
+            rows, filled = none, min(time, rule.capacity)
+            if filled >= rule.batch:
+                rows = 2 * rule.batch
+                for j in range(rule.batch):
+                    u = uniform(next_bits(bits)) if drawn else given[step, lane, GIVEN + j]
+                    scratch.rows[j] = np.int32(u * (filled - j))
+                sample(net, replay, scratch)
+            show(net, space, rows, q, after)
+            forward(net, weights, space, rows + 1)
+            best, mean = maximum_and_mean(values[rows * (actions + 1) :][:actions])
+            if terminated and rule.mask_terminated:
+                best = mean = np.float32(0)
+            change = np.float32(0)
+            if rows > 0:
+                sums[2] += fit(
+                    net,
+                    weights,
+                    lanes.networks[lane, 1],
+                    lanes.networks[lane, 2],
+                    space,
+                    scratch.taken,
+                    scratch.reward,
+                    scratch.terminated,
+                    gamma,
+                    rule.learning_rate,
+                    rule.l2,
+                    rule.epochs,
+                    (time - rule.batch) * rule.epochs + 1,
+                )
+                if lanes.reads_change[lane]:
+                    show(net, space, none, p, state)
+                    forward(net, weights, space, one)
+                    change = values[action] - chosen
+            sums[0] += here
+            sums[1] += reward
+            learn_transition(
+                rules,
+                which_rule,
+                parameters,
+                memory,
+                local,
+                state,
+                np.float64(reward + gamma * best),
+                np.float64(reward + gamma * mean),
+                np.float64(change),
+            )
+            p, state = q, after
+            if terminated or count >= rule.max_steps:
+                found, stream = (np.nan, np.nan, False), next_bits(bits)
+                if rule.tests > 0:
+                    found = greedy_episodes(m, rule, net, weights, stream, scratch)
+                episode = record_episode(rule, lanes, lane, count, found)
+                count = 0
+                begin_episode(rules, which_rule, parameters, memory, episode)
+                state = domain_start(m, physics, start_draws(bits, given, step, lane))
+                p = (physics[0], physics[1], physics[2], physics[3])
+        physics[0], physics[1], physics[2], physics[3] = p
+        lanes.step_count[lane], lanes.state[lane], lanes.time[lane] = count, state, time
 
 
 @compiled
-def advance_lane(
-    m: Any,
-    rules: Any,
-    rule: DQNRule,
-    net: Network,
-    lanes: DQNLanes,
-    lane: int,
-    steps: int,
-    given: Array,
-    scratch: DQNScratch,
-) -> None:
-    """Up to `steps` training steps of one lane, in the order of docs/protocol.md §2."""
-    weights, physics, bits, sums = (
-        lanes.weights[lane],
-        lanes.physics[lane],
-        lanes.bits[lane],
-        lanes.sums[lane],
-    )
-    which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
-    memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
-    space, values = scratch.space, scratch.space.layers[-1]
-    actions, gamma, drawn = net.widths[-1], np.float32(rule.gamma), given.shape[0] == 0
-    nothing = given[:0, :0, 0]
-    episode, count, state = lanes.episode[lane], lanes.step_count[lane], lanes.state[lane]
-    p = (physics[0], physics[1], physics[2], physics[3])
-    for step in range(steps):
-        if episode >= rule.episodes:
-            break
-        if drawn:
-            coin, which = uniform_pair(next_bits(bits))
+def show(net: Network, space: Work, row: int, p: Any, state: int) -> None:
+    """Let a row's input be that of a state."""
+    space.states[row] = state
+    if net.active.size == 0:
+        inputs = space.outputs[row * (net.widths[0] + 1) :]
+        if net.codes.size > 0:
+            code = net.codes[state]
+            for j in range(net.widths[0]):
+                inputs[j] = code[j]
         else:
-            coin, which = np.float32(given[step, lane, 0]), np.float32(given[step, lane, 1])
-        show(net, space, 0, p, state)
-        forward(net, weights, space, 1)
-        here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
-        action = epsilon_greedy(row_argmax(values[:actions]), here, coin, which, actions)
-        chosen = values[action]
-        draw = 0.0
-        if is_noisy(m):
-            draw = uniform(next_bits(bits)) if drawn else given[step, lane, 2]
-        q, after, reward, terminated = domain_step(m, p, state, action, draw)
-        count += 1
-        remember(lanes, lane, rule.capacity, p, state, q, after, action, reward, terminated)
-        filled = min(lanes.time[lane], rule.capacity)
-        learning = filled >= rule.batch
-        rows = 0
-        if learning:
-            sample(net, lanes, lane, filled, step, given, scratch)
-            rows = 2 * rule.batch
-        show(net, space, rows, q, after)
-        forward(net, weights, space, rows + 1)
-        best, mean = maximum_and_mean(values[rows * actions : (rows + 1) * actions])
-        if terminated and rule.mask_terminated:
-            best = mean = np.float32(0)
-        loss, change = 0.0, np.float32(0)
-        if learning:
-            loss = fit(
-                net,
-                weights,
-                lanes.mean[lane],
-                lanes.square[lane],
-                space,
-                scratch.taken,
-                scratch.reward,
-                scratch.terminated,
-                gamma,
-                rule.learning_rate,
-                rule.l2,
-                rule.epochs,
-                (lanes.time[lane] - rule.batch) * rule.epochs + 1,
-            )
-            if lanes.reads_change[lane]:
-                show(net, space, 0, p, state)
-                forward(net, weights, space, 1)
-                change = values[action] - chosen
-        sums[0] += here
-        sums[1] += reward
-        sums[2] += loss
-        learn_transition(
-            rules,
-            which_rule,
-            parameters,
-            memory,
-            local,
-            state,
-            np.float64(reward + gamma * best),
-            np.float64(reward + gamma * mean),
-            np.float64(change),
-        )
-        p, state = q, after
-        if terminated or count >= rule.max_steps:
-            episode = finish_episode(m, rule, net, lanes, lane, count, scratch, nothing)
-            count = 0
-            begin_episode(rules, which_rule, parameters, memory, episode)
-            state = domain_start(m, physics, start_draws(bits, given, step, lane))
-            p = (physics[0], physics[1], physics[2], physics[3])
-    physics[0], physics[1], physics[2], physics[3] = p
-    lanes.step_count[lane], lanes.state[lane] = count, state
+            for j in range(4):
+                inputs[j] = np.float32(p[j])
 
 
 @compiled
 def remember(
-    lanes: DQNLanes,
-    lane: int,
-    capacity: int,
+    record: Array,
     p: Any,
     state: int,
     q: Any,
@@ -301,67 +295,41 @@ def remember(
     reward: Scalar,
     terminated: Any,
 ) -> None:
-    """Put a transition into the lane's replay, over the oldest where it is full."""
-    row = lanes.time[lane] % capacity
-    if lanes.seen_states.shape[1] > 0:
-        lanes.seen_states[lane, row, 0], lanes.seen_states[lane, row, 1] = state, after
+    """Write a transition to its place in replay."""
+    if record.size == SHORT_RECORD:
+        record[0], record[1] = state, after
     else:
         for j in range(4):
-            lanes.seen_numbers[lane, row, j] = p[j]
-            lanes.seen_numbers[lane, row, 4 + j] = q[j]
-    lanes.seen_reward[lane, row], lanes.seen_action[lane, row] = reward, action
-    lanes.seen_terminated[lane, row] = terminated
-    lanes.time[lane] += 1
+            record[j], record[4 + j] = p[j], q[j]
+    record[-3], record[-2], record[-1] = reward, action, terminated
 
 
 @compiled
-def sample(
-    net: Network,
-    lanes: DQNLanes,
-    lane: int,
-    filled: int,
-    step: int,
-    given: Array,
-    scratch: DQNScratch,
-) -> None:
-    """Show the network a minibatch of what the lane remembers: its s, then its s′."""
-    batch, bits, numbers = scratch.taken.size, lanes.bits[lane], lanes.seen_numbers[lane]
+def sample(net: Network, replay: Array, scratch: DQNScratch) -> None:
+    """Show the network a minibatch of what a lane remembers: its s, then its s′."""
+    batch = scratch.taken.size
+    distinct_indices(scratch.rows[:batch], scratch.rows[batch:])
     for j in range(batch):
-        if given.shape[0] == 0:
-            draw = uniform(next_bits(bits))
-        else:
-            draw = given[step, lane, GIVEN + j]
-        scratch.positions[j] = np.int32(draw * (filled - j))
-    distinct_indices(scratch.positions, scratch.rows)
-    for j in range(batch):
-        row = scratch.rows[j]
-        scratch.taken[j] = lanes.seen_action[lane, row]
-        scratch.reward[j] = lanes.seen_reward[lane, row]
-        scratch.terminated[j] = lanes.seen_terminated[lane, row]
+        record = replay[scratch.rows[batch + j]]
+        scratch.reward[j], scratch.taken[j] = record[-3], np.int64(record[-2])
+        scratch.terminated[j] = record[-1] > 0
         for side in range(2):
-            state, p = 0, (_ZERO, _ZERO, _ZERO, _ZERO)
-            if lanes.seen_states.shape[1] > 0:
-                state = np.int64(lanes.seen_states[lane, row, side])
+            if record.size == SHORT_RECORD:
+                state, at = np.int64(record[side]), 0
             else:
-                at = 4 * side
-                p = (
-                    numbers[row, at],
-                    numbers[row, at + 1],
-                    numbers[row, at + 2],
-                    numbers[row, at + 3],
-                )
+                state, at = np.int64(0), 4 * side
+            p = (record[at], record[at + 1], record[at + 2], record[at + 3])
             show(net, scratch.space, side * batch + j, p, state)
 
 
 @compiled
 def distinct_indices(positions: Array, rows: Array) -> None:
     """``learners.replay.distinct_indices``, from positions among what is left."""
-    count = positions.size
-    for j in range(count):
+    for j in range(rows.size):
         rows[j] = positions[j]
-    for draw in range(count - 2, -1, -1):
+    for draw in range(rows.size - 2, -1, -1):
         removed = positions[draw]
-        for later in range(draw + 1, count):
+        for later in range(draw + 1, rows.size):
             rows[later] += rows[later] >= removed
 
 
@@ -376,54 +344,30 @@ def maximum_and_mean(row: Array) -> tuple[Scalar, Scalar]:
 
 
 @compiled
-def finish_episode(
-    m: Any,
-    rule: DQNRule,
-    net: Network,
-    lanes: DQNLanes,
-    lane: int,
-    steps: int,
-    scratch: DQNScratch,
-    nothing: Array,
-) -> Any:
-    """Test a lane and record its episode of `steps` steps; the number of episodes now done."""
-    stream = next_bits(lanes.bits[lane])
-    found = np.nan, np.nan, False
-    if rule.tests > 0:
-        found = greedy_episodes(m, rule, net, lanes.weights[lane], stream, scratch, nothing)
-    return record_episode(rule, lanes, lane, steps, found)
-
-
-@compiled
 def greedy_episodes(
-    m: Any,
-    rule: DQNRule,
-    net: Network,
-    weights: Array,
-    stream: Bits,
-    scratch: DQNScratch,
-    given: Array,
+    m: Any, rule: DQNRule, net: Network, weights: Array, stream: Bits, scratch: DQNScratch
 ) -> tuple[Scalar, Scalar, bool]:
     """Mean steps and discounted return of `tests` greedy episodes, and whether all were perfect.
 
     As ``loops.greedy_episodes``; the network sees all tests under way at once.
     """
-    tests, actions, values = rule.tests, net.widths[-1], scratch.space.layers[-1]
-    physics, slots = scratch.physics, scratch.slots
-    start_tests(m, tests, stream, scratch, given)
-    active, total_steps, ended_early, discount = tests, 0, False, 1.0
+    space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
+    width, physics, slots = net.widths[-1] + 1, scratch.physics, scratch.slots
+    nothing = physics[:0]
+    start_tests(m, rule.tests, stream, scratch, nothing)
+    active, total_steps, ended_early, discount = rule.tests, 0, False, 1.0
     for step in range(rule.max_steps):
         total_steps += active
         for i in range(active):
             j = slots[i]
             p = (physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3])
-            show(net, scratch.space, i, p, scratch.states[j])
-        forward(net, weights, scratch.space, active)
+            show(net, space, i, p, scratch.states[j])
+        forward(net, weights, space, active)
         left = 0
         for i in range(active):
             j = slots[i]
-            action = row_argmax(values[i * actions : (i + 1) * actions])
-            if step_test(m, scratch, j, action, discount, step, given):
+            action = row_argmax(values[i * width :][: width - 1])
+            if step_test(m, scratch, j, action, discount, step, nothing):
                 ended_early |= step + 1 < rule.max_steps
             else:
                 slots[left] = j
@@ -432,7 +376,7 @@ def greedy_episodes(
         if active == 0:
             break
         discount *= rule.gamma
-    return total_steps / tests, mean_return(scratch, tests), not ended_early
+    return total_steps / rule.tests, mean_return(scratch, rule.tests), not ended_early
 
 
 @functools.cache

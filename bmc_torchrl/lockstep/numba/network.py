@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +21,13 @@ from bmc_torchrl.envs.factored import active_features, one_hot_encoding
 from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, compiled, row_maximum
 from bmc_torchrl.lockstep.numba.products import multiply, transpose
 
-__all__ = ["Inputs", "Network", "Work", "fit", "forward", "network_inputs", "show", "work"]
+__all__ = ["Network", "Work", "describe", "fit", "forward", "work"]
 
 EMBED_BEYOND = 32
 """Multi-hot inputs wider than this are summed rows of the kernel; narrower ones are multiplied."""
 
 BETA1, BETA2 = 0.9, 0.999
-_KEPT1, _NEW1 = np.float32(BETA1), np.float32(1 - BETA1)
-_KEPT2, _NEW2 = np.float32(BETA2), np.float32(1 - BETA2)
+_NEW1, _KEPT2, _NEW2 = np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
 _ADAM_EPSILON = np.float32(1e-7)
 _ZERO, _NONE = np.float32(0), np.float32(-np.inf)
 
@@ -39,135 +38,123 @@ class Network(NamedTuple):
     Attributes:
         widths: of the input, the hidden layers and the output.
         starts: where each layer begins among the parameters, and where the last one ends.
-        codes: the input of each state with a 1 at its end, ``[states · (in + 1)]``, or empty.
-        active: positions of the ones in it, int32 ``[states · ones]``, or empty. Without codes and
-            positions, the input is the four numbers of the state.
-        ones: how many positions a state has.
+        outputs: where the input and each layer's output begin in a :class:`Work`, and where the
+            last one ends.
+        slopes: likewise of each layer's slopes.
+        codes: the input of each state with a 1 at its end, ``[states, in + 1]``, or empty.
+        active: positions of the ones in it, int64 ``[states, ones]``, or empty. Without codes and
+            positions, the input is the numbers of the state.
     """
 
     widths: tuple[int, ...]
     starts: tuple[int, ...]
+    outputs: tuple[int, ...]
+    slopes: tuple[int, ...]
     codes: Array
     active: Array
-    ones: int
 
 
 class Work(NamedTuple):
-    """Space for some rows at once, for any run's network; all but `states` are float32.
+    """Space for some rows at once, for any run's network; all but `states` are flat float32.
 
     Attributes:
         states: index of each row's state, ``[rows]``.
-        inputs: ``[rows, in + 1]``, empty where positions are used.
-        layers: each layer's output; that of the hidden ones ends with a 1.
-        slopes: of the loss with respect to each layer's output, ``[batch, out]``.
-        fixed: targets of all outputs, ``[batch, actions]``.
+        outputs: of the input and of each layer, ``[rows, width + 1]``, each row ending with a 1.
+        slopes: of the loss with respect to each layer's output, ``[batch, width]``.
+        fixed: targets of all outputs, ``[batch, actions + 1]``.
         gradient: of the loss with respect to the parameters.
         turned: a transposed layer.
     """
 
     states: Array
-    inputs: Array
-    layers: tuple[Array, ...]
-    slopes: tuple[Array, ...]
+    outputs: Array
+    slopes: Array
     fixed: Array
     gradient: Array
     turned: Array
 
 
-def describe(env: BatchedEnv, hidden: Sequence[int]) -> Network:
-    """The network of `hidden` layers on what the domain of `env` shows of a state."""
+def describe(env: BatchedEnv, hidden: Sequence[int], rows: int, batch: int) -> Network:
+    """The network of `hidden` layers on what the domain of `env` shows of a state.
+
+    Args:
+        env: the domain.
+        hidden: widths.
+        rows: how many are evaluated at once, at most.
+        batch: how many of them learn.
+    """
     domain = env.lanes()
     widths = (domain.num_features, *hidden, domain.num_actions)
-    sizes = [(fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths)]
-    codes, active, ones = np.zeros(0, np.float32), np.zeros(0, np.int32), 0
+    codes, active = torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.int64)
     states = torch.arange(domain.num_states)
     if domain.ones and widths[0] > EMBED_BEYOND:
-        positions = active_features(states, domain.sizes)
-        active = _with_last(positions, widths[0]).to(torch.int32).numpy()
-        ones = domain.ones + 1
+        active = _with_last(active_features(states, domain.sizes), widths[0])
     elif domain.ones:
-        codes = _with_last(one_hot_encoding(states, domain.sizes), 1).numpy()
+        codes = _with_last(one_hot_encoding(states, domain.sizes), 1)
     elif widths[0] != 4:
         raise ValueError(f"A state has four numbers, but the network reads {widths[0]}.")
-    starts = tuple(itertools.accumulate(sizes, initial=0))
-    return Network(widths, starts, codes.reshape(-1), active.reshape(-1), ones)
+    shown = [0 if active.numel() else widths[0] + 1, *(width + 1 for width in widths[1:])]
+    return Network(
+        widths=widths,
+        starts=_starts((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths)),
+        outputs=_starts(rows * width for width in shown),
+        slopes=_starts(batch * width for width in widths[1:]),
+        codes=codes.numpy(),
+        active=active.numpy(),
+    )
 
 
 def _with_last(rows: Tensor, value: float) -> Tensor:
     return torch.cat([rows, torch.full_like(rows[:, :1], value)], -1)
 
 
+def _starts(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
 def work(network: Network, rows: int, batch: int) -> Work:
-    """Space for `rows` at once, of which `batch` learn."""
-    *hidden, actions = network.widths[1:]
-    single: Any = np.float32
+    """Space for a network that was described for so many rows."""
+    largest = max(fan_in * fan_out for fan_in, fan_out in itertools.pairwise(network.widths))
     return Work(
         states=np.zeros(rows, np.int64),
-        inputs=np.ones(0 if network.ones else rows * (network.widths[0] + 1), single),
-        layers=(*(np.ones(rows * (w + 1), single) for w in hidden), np.ones(rows * actions, single)),
-        slopes=tuple(np.zeros(batch * width, single) for width in network.widths[1:]),
-        fixed=np.zeros(batch * actions, single),
-        gradient=np.zeros(network.starts[-1], single),
-        turned=np.zeros(max(a * b for a, b in itertools.pairwise(network.widths)), single),
+        outputs=np.ones(network.outputs[-1], np.float32),
+        slopes=np.zeros(network.slopes[-1], np.float32),
+        fixed=np.zeros(batch * (network.widths[-1] + 1), np.float32),
+        gradient=np.zeros(network.starts[-1], np.float32),
+        turned=np.zeros(largest, np.float32),
     )
-
-
-@compiled
-def show(network: Network, space: Work, row: int, p: Any, state: int) -> None:
-    """Let a row's input be that of a state."""
-    space.states[row] = state
-    if network.ones > 0:
-        return
-    width = network.widths[0] + 1
-    if network.codes.size > 0:
-        for j in range(width):
-            space.inputs[row * width + j] = network.codes[state * width + j]
-    else:
-        for j in range(4):
-            space.inputs[row * width + j] = np.float32(p[j])
 
 
 @compiled
 def forward(network: Network, parameters: Array, space: Work, rows: int) -> None:
     """The layers' outputs for the first `rows` rows; the last are the action values."""
-    widths, last = network.widths, len(network.widths) - 2
+    last = len(network.widths) - 2
     for depth in range(last + 1):
-        fan_in, fan_out = widths[depth], widths[depth + 1]
-        layer = parameters[network.starts[depth] : network.starts[depth + 1]]
-        output = space.layers[depth]
-        row_width = fan_out + 1 if depth < last else fan_out
+        size, fan_out = network.widths[depth] + 1, network.widths[depth + 1]
+        layer = parameters[network.starts[depth] :]
+        output = space.outputs[network.outputs[depth + 1] :]
         floor = _ZERO if depth < last else _NONE
-        if depth == 0 and network.ones > 0:
-            _sum_rows(network, layer, space.states, output, row_width, fan_out, rows, floor)
-            continue
-        below = space.inputs if depth == 0 else space.layers[depth - 1]
-        size = fan_in + 1
-        multiply(
-            rows, size, fan_out, below.ctypes, size, 1, layer.ctypes, output.ctypes, row_width, floor
-        )
+        if depth == 0 and network.active.size > 0:
+            for row in range(rows):
+                total = output[row * (fan_out + 1) :][:fan_out]
+                sum_rows(network.active[space.states[row]], layer, total, floor)
+        else:
+            inputs = space.outputs[network.outputs[depth] :]
+            multiply(
+                rows, size, fan_out, inputs.ctypes, size, 1, layer.ctypes,
+                output.ctypes, fan_out + 1, floor,
+            )  # fmt: skip
 
 
 @compiled
-def _sum_rows(
-    network: Network,
-    layer: Array,
-    states: Array,
-    output: Array,
-    row_width: int,
-    fan_out: int,
-    rows: int,
-    floor: Scalar,
-) -> None:
-    for row in range(rows):
-        total = output[row * row_width : row * row_width + fan_out]
-        positions = states[row] * network.ones
-        for one in range(network.ones):
-            start = network.active[positions + one] * fan_out
-            kernel = layer[start : start + fan_out]
-            for j in range(fan_out):
-                total[j] = kernel[j] if one == 0 else total[j] + kernel[j]
-        for j in range(fan_out):
-            total[j] = floor if total[j] < floor else total[j]
+def sum_rows(positions: Array, layer: Array, total: Array, floor: Scalar) -> None:
+    """The rows of a layer at `positions`, summed; at least `floor`."""
+    for number in range(positions.size):
+        row = layer[positions[number] * total.size :]
+        for j in range(total.size):
+            total[j] = row[j] if number == 0 else total[j] + row[j]
+    for j in range(total.size):
+        total[j] = floor if total[j] < floor else total[j]
 
 
 @compiled
@@ -181,72 +168,70 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         rows: how many.
         taken: actions ``[rows]`` where the slopes of all others are 0, or empty.
     """
-    for depth in range(len(network.widths) - 2, -1, -1):
+    last = len(network.widths) - 2
+    for depth in range(last, -1, -1):
         fan_in, fan_out = network.widths[depth], network.widths[depth + 1]
-        start, stop = network.starts[depth], network.starts[depth + 1]
-        gradient, slope = space.gradient[start:stop], space.slopes[depth]
-        below = space.inputs if depth == 0 else space.layers[depth - 1]
-        size = fan_in + 1
+        start, size = network.starts[depth], fan_in + 1
+        gradient = space.gradient[start : network.starts[depth + 1]]
+        slope, inputs = space.slopes[network.slopes[depth] :], space.outputs[network.outputs[depth] :]
+        lower = space.slopes[network.slopes[depth - 1] :] if depth > 0 else slope
+        sparse = depth > 0 and depth == last and taken.size > 0
         if depth > 0:
-            transpose(parameters[start : stop - fan_out], space.turned, fan_in, fan_out)
-        if depth > 0 and depth == len(network.widths) - 2 and taken.size > 0:
-            _back_from_taken(space, depth, fan_in, fan_out, rows, taken, gradient)
-            continue
-        if depth == 0 and network.ones > 0:
-            _scatter_rows(network, space.states, slope, gradient, fan_out, rows)
-            continue
-        multiply(
-            size, rows, fan_out, below.ctypes, 1, size, slope.ctypes, gradient.ctypes, fan_out, _NONE
-        )
-        if depth > 0:
-            lower = space.slopes[depth - 1]
+            transpose(parameters[start:], space.turned, fan_in, fan_out)
+        if sparse:
+            from_taken(taken, slope, space.turned, inputs, lower, gradient, fan_in, fan_out)
+        elif depth == 0 and network.active.size > 0:
+            gradient[:] = 0
+            for row in range(rows):
+                scatter_rows(network.active[space.states[row]], slope[row * fan_out :], gradient, fan_out)
+        else:
             multiply(
-                rows, fan_out, fan_in, slope.ctypes, fan_out, 1, space.turned.ctypes,
-                lower.ctypes, fan_in, _NONE,
+                size, rows, fan_out, inputs.ctypes, 1, size, slope.ctypes,
+                gradient.ctypes, fan_out, _NONE,
             )  # fmt: skip
+            if depth > 0:
+                multiply(
+                    rows, fan_out, fan_in, slope.ctypes, fan_out, 1, space.turned.ctypes,
+                    lower.ctypes, fan_in, _NONE,
+                )  # fmt: skip
+        if depth > 0:
             for row in range(rows):
                 for j in range(fan_in):
-                    if not below[row * size + j] > 0:
-                        lower[row * fan_in + j] = 0
+                    if not inputs[row * size + j] > 0:
+                        lower[row * fan_in + j] = _ZERO
 
 
 @compiled
-def _back_from_taken(
-    space: Work, depth: int, fan_in: int, fan_out: int, rows: int, taken: Array, gradient: Array
+def from_taken(
+    taken: Array,
+    slope: Array,
+    turned: Array,
+    inputs: Array,
+    lower: Array,
+    gradient: Array,
+    fan_in: int,
+    fan_out: int,
 ) -> None:
-    """The last layer, whose slopes have one entry per row that is not 0."""
-    below, lower = space.layers[depth - 1], space.slopes[depth - 1]
+    """Gradient and lower slopes of a layer whose slopes have one entry per row that is not 0."""
     gradient[:] = 0
-    for row in range(rows):
+    for row in range(taken.size):
         action = taken[row]
-        slope = space.slopes[depth][row * fan_out + action]
-        kernel = space.turned[action * fan_in : (action + 1) * fan_in]
-        inputs = below[row * (fan_in + 1) : (row + 1) * (fan_in + 1)]
-        into = lower[row * fan_in : (row + 1) * fan_in]
+        own = slope[row * fan_out + action]
+        kernel, seen = turned[action * fan_in :], inputs[row * (fan_in + 1) :]
+        into = lower[row * fan_in :]
         for j in range(fan_in):
-            into[j] = slope * kernel[j] if inputs[j] > 0 else _ZERO
+            into[j] = own * kernel[j]
         for j in range(fan_in + 1):
-            gradient[j * fan_out + action] += slope * inputs[j]
+            gradient[j * fan_out + action] += own * seen[j]
 
 
 @compiled
-def _scatter_rows(
-    network: Network, states: Array, slope: Array, gradient: Array, fan_out: int, rows: int
-) -> None:
-    gradient[:] = 0
-    for row in range(rows):
-        own = slope[row * fan_out : (row + 1) * fan_out]
-        for one in range(network.ones):
-            start = network.active[states[row] * network.ones + one] * fan_out
-            into = gradient[start : start + fan_out]
-            for j in range(fan_out):
-                into[j] += own[j]
-
-
-@compiled
-def adam_rate(learning_rate: float, step: int) -> Scalar:
-    """η times the bias correction, as ``flat_network.adam_rates``."""
-    return np.float32(learning_rate * math.sqrt(1 - BETA2**step) / (1 - BETA1**step))
+def scatter_rows(positions: Array, slope: Array, gradient: Array, fan_out: int) -> None:
+    """Add a row's slopes to the rows of the gradient at `positions`."""
+    for position in positions:
+        into = gradient[position * fan_out :]
+        for j in range(fan_out):
+            into[j] += slope[j]
 
 
 @compiled
@@ -257,16 +242,6 @@ def adam(parameters: Array, mean: Array, square: Array, gradient: Array, rate: S
         mean[j] += _NEW1 * (slope - mean[j])
         square[j] = _KEPT2 * square[j] + _NEW2 * slope * slope
         parameters[j] -= rate * mean[j] / (np.sqrt(square[j]) + _ADAM_EPSILON)
-
-
-@compiled
-def add_penalty(network: Network, parameters: Array, gradient: Array, l2: float) -> None:
-    """The gradient of `l2` times the sum of the squared kernels; biases have none."""
-    factor = np.float32(2 * l2)
-    for depth in range(len(network.widths) - 1):
-        stop = network.starts[depth + 1] - network.widths[depth + 1]
-        for j in range(network.starts[depth], stop):
-            gradient[j] += factor * parameters[j]
 
 
 @compiled
@@ -306,27 +281,33 @@ def fit(
         The mean squared difference before the first step.
     """
     batch, actions = taken.size, network.widths[-1]
-    value, slope, fixed = space.layers[-1], space.slopes[-1], space.fixed
-    scale = np.float32(2 / (actions * batch))
+    value, width = space.outputs[network.outputs[-2] :], actions + 1
+    slope, fixed = space.slopes[network.slopes[-2] :], space.fixed
+    scale, penalty = np.float32(2 / (actions * batch)), np.float32(2 * l2)
     loss = 0.0
-    for j in range(batch * actions):
-        fixed[j], slope[j] = value[j], _ZERO
+    for j in range(batch * width):
+        fixed[j] = value[j]
     for row in range(batch):
-        start, following = row * actions, (batch + row) * actions
-        best = row_maximum(value[following : following + actions])
+        best = row_maximum(value[(batch + row) * width :][:actions])
         target = reward[row] + gamma * (_ZERO if terminated[row] else best)
-        chosen = start + taken[row]
+        chosen = row * width + taken[row]
         error = value[chosen] - target
-        fixed[chosen], slope[chosen] = target, scale * error
+        fixed[chosen] = target
         loss += np.float64(error) * np.float64(error)
     for epoch in range(epochs):
         if epoch > 0:
             forward(network, parameters, space, batch)
-            for j in range(batch * actions):
-                slope[j] = scale * (value[j] - fixed[j])
+        for row in range(batch):
+            for j in range(actions):
+                difference = value[row * width + j] - fixed[row * width + j]
+                slope[row * actions + j] = scale * difference
         backward(network, parameters, space, batch, taken if epoch == 0 else taken[:0])
-        if l2 > 0:
-            add_penalty(network, parameters, space.gradient, l2)
-        rate = adam_rate(learning_rate, first_step + epoch)
-        adam(parameters, mean, square, space.gradient, rate)
+        if penalty > 0:
+            for depth in range(len(network.widths) - 1):
+                stop = network.starts[depth + 1] - network.widths[depth + 1]
+                for j in range(network.starts[depth], stop):
+                    space.gradient[j] += penalty * parameters[j]
+        step = first_step + epoch
+        rate = learning_rate * math.sqrt(1 - BETA2**step) / (1 - BETA1**step)
+        adam(parameters, mean, square, space.gradient, np.float32(rate))
     return loss / (batch * actions)
