@@ -11,6 +11,7 @@ from torch import Tensor
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.learners.settings import PublishedDQNSettings, RunSettings
 from bmc_torchrl.learners.values import QNetwork, RunLinear
+from bmc_torchrl.lockstep.compiling import announced
 from bmc_torchrl.lockstep.numba.arguments import read_strategy
 from bmc_torchrl.lockstep.numba.dqn_loops import (
     GIVEN,
@@ -95,17 +96,19 @@ class NumbaDQNEngine(NumbaEngine):
             epochs=learner.epochs,
             l2=float(learner.l2),
         )
-        start_lanes, self._advance_lanes = dqn_loops_of(
-            type(self._domain), tuple(type(rule) for rule in self._rules)
-        )
         if network is not None:
             self._lanes.networks[:, 0] = _packed(network, self.runs, self._network)
         drawn = run.first_run, run.seed, network is None, NOTHING
-        self._each_block(
-            lambda first, last: start_lanes(
-                self._domain, self._rules, self._network, self._lanes, first, last, *drawn
+        with announced(f"DQN in {type(env).__name__}"):
+            start_lanes, self._advance_lanes = dqn_loops_of(
+                type(self._domain), tuple(type(rule) for rule in self._rules)
             )
-        )
+            self._each_block(
+                lambda first, last: start_lanes(
+                    self._domain, self._rules, self._network, self._lanes, first, last, *drawn
+                )
+            )
+            self.advance(0)
 
     def advance(self, steps: int, *, uniforms: Tensor | None = None) -> None:
         """Up to `steps` training steps of every unfinished run, tests included.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
+from bmc_torchrl.lockstep.compiling import announced
 from bmc_torchrl.lockstep.numba.arguments import read_strategy
 from bmc_torchrl.lockstep.numba.engine import NOTHING, NumbaEngine
 from bmc_torchrl.lockstep.numba.loops import CURVES, Lanes, Rule, Scratch, loops_of
@@ -62,9 +63,6 @@ class NumbaTabularEngine(NumbaEngine):
         self._rules, lanes = _lanes(env, strategy, run.episodes)
         super().__init__(lanes, strategy, threads)
         self._domain = env.scalars()
-        start_lanes, self._advance_lanes = loops_of(
-            type(self._domain), tuple(type(rule) for rule in self._rules)
-        )
         self._rule = Rule(
             episodes=run.episodes,
             tests=run.tests,
@@ -88,11 +86,16 @@ class NumbaTabularEngine(NumbaEngine):
             self._lanes.table[...] = table.detach().cpu().numpy()
             kind = 0
         drawn = run.first_run, run.seed, kind, float(learner.scale), NOTHING
-        self._each_block(
-            lambda first, last: start_lanes(
-                self._domain, self._rules, self._lanes, first, last, *drawn
+        with announced(f"expected SARSA in {type(env).__name__}"):
+            start_lanes, self._advance_lanes = loops_of(
+                type(self._domain), tuple(type(rule) for rule in self._rules)
             )
-        )
+            self._each_block(
+                lambda first, last: start_lanes(
+                    self._domain, self._rules, self._lanes, first, last, *drawn
+                )
+            )
+            self.advance(0)
 
     def advance(self, steps: int, *, uniforms: Tensor | None = None) -> None:
         """Up to `steps` training steps of every unfinished run, tests included.
