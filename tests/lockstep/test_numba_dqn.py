@@ -47,8 +47,11 @@ def draws_of(domain, uniforms):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_both_engines_learn_equal_networks_from_equal_draws(domain, strategy, mask, random):
-    """Products are summed in another order, and Adam makes of a gradient that is rounding error as
-    large a step as of any other: equal to 1e-7 at first, which grows from step to step."""
+    """Equal to 1e-7 at first, which grows from step to step.
+
+    Products are summed in another order, and Adam makes of a gradient that is rounding error as
+    large a step as of any other.
+    """
     env, steps = make_env(domain), 30
     run = dataclasses.replace(RUN, mask_terminated=mask)
     network = make_network(env)

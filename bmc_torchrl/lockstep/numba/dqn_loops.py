@@ -183,7 +183,8 @@ def advance_lanes(
     space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
     actions, gamma, drawn = net.widths[-1], np.float32(rule.gamma), given.shape[0] == 0
     # As literals they would be further types, for which everything is compiled again.
-    none, one = np.int64(0), np.int64(1)
+    none: Scalar = np.int64(0)
+    one: Scalar = np.int64(1)
     for lane in range(first, last):
         weights, replay, bits = lanes.networks[lane, 0], lanes.replay[lane], lanes.bits[lane]
         which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
@@ -270,7 +271,7 @@ def advance_lanes(
 
 
 @compiled
-def show(net: Network, space: Work, row: int, p: Any, state: int) -> None:
+def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
     """Let a row's input be that of a state."""
     space.states[row] = state
     if net.active.size == 0:

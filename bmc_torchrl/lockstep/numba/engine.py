@@ -92,7 +92,7 @@ class NumbaEngine:
 
     @property
     def losses(self) -> Tensor:
-        """Mean loss of each training episode, the squared TD error in tables, ``[runs, episodes]``, NaN where not yet."""
+        """Mean loss of each training episode, ``[runs, episodes]``, NaN where not yet."""
         return self._curve("losses")
 
     @property
@@ -147,7 +147,8 @@ class NumbaEngine:
             _signed(array)[...] = state_dict[name].cpu().numpy()
 
     def _arrays(self) -> dict[str, Any]:
-        return self._lanes._asdict()
+        arrays: dict[str, Any] = self._lanes._asdict()
+        return arrays
 
 
 def _signed(array: Any) -> Any:

@@ -363,7 +363,7 @@ def start_tests(m: Any, tests: int, stream: Bits, scratch: Any, given: Array) ->
 
 @compiled
 def step_test(
-    m: Any, scratch: Any, j: int, action: int, discount: float, step: int, given: Array
+    m: Any, scratch: Any, j: int, action: Scalar, discount: float, step: int, given: Array
 ) -> Any:
     """One step of test `j`; whether it ended."""
     physics, states, streams = scratch.physics, scratch.states, scratch.streams

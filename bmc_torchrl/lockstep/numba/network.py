@@ -126,7 +126,7 @@ def work(network: Network, rows: int, batch: int) -> Work:
 
 
 @compiled
-def forward(network: Network, parameters: Array, space: Work, rows: int) -> None:
+def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> None:
     """The layers' outputs for the first `rows` rows; the last are the action values."""
     last = len(network.widths) - 2
     for depth in range(last + 1):
@@ -173,7 +173,10 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         fan_in, fan_out = network.widths[depth], network.widths[depth + 1]
         start, size = network.starts[depth], fan_in + 1
         gradient = space.gradient[start : network.starts[depth + 1]]
-        slope, inputs = space.slopes[network.slopes[depth] :], space.outputs[network.outputs[depth] :]
+        slope, inputs = (
+            space.slopes[network.slopes[depth] :],
+            space.outputs[network.outputs[depth] :],
+        )
         lower = space.slopes[network.slopes[depth - 1] :] if depth > 0 else slope
         sparse = depth > 0 and depth == last and taken.size > 0
         if depth > 0:
@@ -183,7 +186,9 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         elif depth == 0 and network.active.size > 0:
             gradient[:] = 0
             for row in range(rows):
-                scatter_rows(network.active[space.states[row]], slope[row * fan_out :], gradient, fan_out)
+                scatter_rows(
+                    network.active[space.states[row]], slope[row * fan_out :], gradient, fan_out
+                )
         else:
             multiply(
                 size, rows, fan_out, inputs.ctypes, 1, size, slope.ctypes,

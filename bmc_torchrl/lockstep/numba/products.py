@@ -33,14 +33,14 @@ _BLOCK = 8
 multiply = types.ExternalFunction(_SYMBOL, _SIGNATURE)
 """``c[i, j] = max(Σ a[i, k] b[k, j], floor)``, each sum in the order of k; NaN stays NaN.
 
-A function for compiled code only, after :func:`compile_products`: it is compiled by itself, or every
-function that calls it would be compiled with it.
+A function for compiled code only, after :func:`compile_products`: it is compiled by itself, or
+every function that calls it would be compiled with it.
 
 Args:
     rows (int): of `a` and `c`.
     inner (int): columns of `a`, rows of `b`; at least one.
     columns (int): of `b` and `c`.
-    a (float32 array's ``ctypes``): entry (i, k) at ``i · down + k · along``; so it may be transposed.
+    a (float32 array's ``ctypes``): entry (i, k) at ``i · down + k · along``: a transpose, too.
     down (int): see `a`.
     along (int): see `a`.
     b (float32 array's ``ctypes``): its rows follow one another.

@@ -126,6 +126,7 @@ class NumbaTabularEngine(NumbaEngine):
         """The action values, ``[runs, states, actions]``; a view, not to be written to."""
         return torch.from_numpy(self._lanes.table)
 
+
 def _scratch(tests: int, dtype: Any) -> Scratch:
     return Scratch(
         physics=np.zeros((tests, 4), dtype),
