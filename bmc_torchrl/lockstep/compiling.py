@@ -1,15 +1,21 @@
-"""Functions compiled whole on their first call, which is announced."""
+"""Functions compiled whole on their first call, and who waits for a compiler is told so."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import torch
 
-__all__ = ["CompiledOnce"]
+__all__ = ["CompiledOnce", "announced"]
+
+PATIENCE = 1.0
+"""Seconds that go by without a word: what is read from a disk takes less."""
 
 _WHOLE: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
 _GUARDED: dict[str, Any] = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
@@ -56,13 +62,34 @@ class CompiledOnce:
         if not self.pending:
             return self.function(*args)
         self.pending = False
-        self._say(f"compiling {self.name} (cached by torch for the next time)")
+        _say(f"compiling {self.name} (cached by torch for the next time)", self.told)
         start = time.perf_counter()
         result = self.function(*args)
-        self._say(f"compiled {self.name} in {time.perf_counter() - start:.1f} s")
+        _say(f"compiled {self.name} in {time.perf_counter() - start:.1f} s", self.told)
         return result
 
-    def _say(self, text: str) -> None:
-        _log.info(text)
-        if self.told is not None:
-            print(text, file=self.told, flush=True)
+
+@contextlib.contextmanager
+def announced(name: str) -> Iterator[None]:
+    """Say on stderr that `name` is being compiled, and for how long it was, unless that is short.
+
+    >>> with announced("example"):
+    ...     pass
+    """
+    start = time.perf_counter()
+    text = f"compiling {name} (kept on disk for the next time)"
+    waiting = threading.Timer(PATIENCE, _say, [text, sys.stderr])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+    if (taken := time.perf_counter() - start) > PATIENCE:
+        _say(f"compiled {name} in {taken:.1f} s", sys.stderr)
+
+
+def _say(text: str, told: TextIO | None) -> None:
+    _log.info(text)
+    if told is not None:
+        print(text, file=told, flush=True)

@@ -29,7 +29,6 @@ __all__ = ["DQNDraws", "DQNLockstep"]
 EMBED_BEYOND = 32
 """Multi-hot inputs wider than this are summed rows; narrower ones are multiplied."""
 
-CACHED_BLOCK = 250
 """Lanes whose small networks fit a CPU's cache."""
 
 SMALLEST_BLOCK = 6
@@ -56,8 +55,8 @@ class DQNDraws(NamedTuple):
 class DQNLockstep(Lockstep):
     """DQN with experience replay and no target network, one network per lane.
 
-    Lanes learn in blocks of equal size, each small enough for the cache; blocks whose lanes have
-    all finished are not computed, and lanes move between blocks so that this happens soon. The last
+    Lanes learn in blocks of equal size, one by default; blocks whose lanes have all finished are
+    not computed, and lanes move between blocks so that this happens soon. The last
     block is halved whenever half of its lanes have finished, so that a few long runs do not keep
     the others' lanes computing.
 
@@ -68,8 +67,8 @@ class DQNLockstep(Lockstep):
         learner: how the networks look and learn.
         network: initial weights to use instead, ``runs=[runs]``; :meth:`export` gives the trained
             ones.
-        block: lanes learnt at once; the largest divisor of the runs up to it is taken. By default
-            all on a GPU, and on a CPU as many as its cache holds.
+        block: lanes learnt at once, where memory is short; the largest divisor of the runs up to
+            it is taken.
         **options: see :class:`Lockstep`.
 
     >>> from bmc_torchrl.envs import SubgoalGridEnv
@@ -105,9 +104,8 @@ class DQNLockstep(Lockstep):
             )
         super().__init__(env, strategy, run, **options)
         self.learner = learner
-        if block is None:
-            block = CACHED_BLOCK if self.device.type == "cpu" else self.runs
-        self.block = max(d for d in range(1, min(block, self.runs) + 1) if self.runs % d == 0)
+        most = min(block or self.runs, self.runs)
+        self.block = max(d for d in range(1, most + 1) if self.runs % d == 0)
         self.needs_index = strategy.state_key is not None
         self.needs_change = "value_change" in strategy.in_keys
         self._make_networks(self._drawn_network() if network is None else network)
@@ -292,8 +290,6 @@ class DQNLockstep(Lockstep):
 
     def _keep(self, ends: Tensor) -> None:
         """Remember the networks of the lanes whose episode has just ended, for their test."""
-        if self.device.type == "cpu" and not bool(ends.any()):
-            return
         mask = ends[self.lanes].unsqueeze(-1)
         torch.where(mask, self.flat, self.snapshot, out=self.snapshot)
 

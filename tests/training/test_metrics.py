@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from bmc_torchrl import BMCEpsilon, ConstantEpsilon
+from bmc_torchrl.lockstep import DQNLockstep, interface
 from bmc_torchrl.training import EpisodeMetrics, EpsilonGreedyDQN
 from bmc_torchrl.training.metrics import episode_row, log_points
 from bmc_torchrl.training.tracking import EpisodeCSVLogger
@@ -44,13 +45,17 @@ PATHS = {
     "published DQN": ["experiment=cart_dqn", "engine=torchrl", "runs=2", *NETWORK],
     "torch engine": ["experiment=cart_dqn", "engine=lockstep", "runs=2", *NETWORK],
     "numba": [*TABLE, "engine=lockstep", "runs=2"],
+    "numba networks": ["experiment=cart_dqn", "engine=lockstep", "runs=2", *NETWORK],
 }
 
 
 def job(output: Path, name: str, *more: str) -> list[dict[str, float]]:
     """The rows of a short job on one of the paths."""
-    cfg, *parts = built(*SHORT, *PATHS[name], *more, f"output={output}")
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), pytest.MonkeyPatch.context() as patch:
+        if name == "torch engine":
+            # What device=cuda chooses.
+            patch.setattr(interface, "engine_class", lambda learner, device: DQNLockstep)
+        cfg, *parts = built(*SHORT, *PATHS[name], *more, f"output={output}")
         train.fit(cfg, *parts)
     rows = EpisodeCSVLogger(output).rows()
     return [{key: float(text) for key, text in row.items()} for row in rows]
@@ -82,7 +87,9 @@ def test_every_path_logs_the_same_names_for_every_episode(name: str, tmp_path: P
     assert (tmp_path / "greedy.gif").stat().st_size > 1_000
 
 
-@pytest.mark.parametrize("name", ["EpsilonGreedyDQN, two runs", "TorchRL", "numba"])
+@pytest.mark.parametrize(
+    "name", ["EpsilonGreedyDQN, two runs", "TorchRL", "numba", "numba networks"]
+)
 def test_strategies_are_never_averaged_together(name: str, tmp_path: Path) -> None:
     row = job(tmp_path, name, "sweep=study", "strategies=[bmc,fixed_01]")[-1]
     assert row["train/epsilon/fixed_01"] == pytest.approx(0.1)
@@ -93,10 +100,11 @@ def test_strategies_are_never_averaged_together(name: str, tmp_path: Path) -> No
     assert not (MEANS | PLAIN | SAID) & set(row)
 
 
-def test_a_torch_engine_and_the_torchrl_path_measure_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["torch engine", "numba networks"])
+def test_an_engine_and_the_torchrl_path_measure_alike(engine: str, tmp_path: Path) -> None:
     ours, theirs = (
         job(tmp_path / name, name, "strategy=constant", "strategy.parameters.value=0.0")
-        for name in ("torch engine", "published DQN")
+        for name in (engine, "published DQN")
     )
     for row in (*ours[1:], *theirs[1:]):
         assert row["train/return"] <= 30
