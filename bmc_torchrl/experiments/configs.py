@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +13,20 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from torchrl.envs import EnvBase
 
+from bmc_torchrl.experiments.exits import ends_in_a_line
 from bmc_torchrl.experiments.settings import chosen_strategies
 
-__all__ = ["CONFIGS", "DECISIVE", "configured_by", "experiment_config", "plain"]
+__all__ = [
+    "CONFIGS",
+    "DECISIVE",
+    "configured_by",
+    "environment_of",
+    "experiment_config",
+    "flat",
+    "plain",
+]
 
 _INSTALLED = Path(__file__).parents[1] / "configs"
 CONFIGS = str(_INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "configs")
@@ -35,9 +46,25 @@ def experiment_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def configured_by(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
-    """Make a function of settings a command whose settings are ``configs/<name>.yaml``."""
-    main: Any = hydra.main(version_base=None, config_path=CONFIGS, config_name=name)
-    return cast(Callable[[Callable[[DictConfig], None]], Callable[[], None]], main)
+    """Make a function of settings a command whose settings are ``configs/<name>.yaml``.
+
+    What cannot be run, or composed, is one line; see :mod:`bmc_torchrl.experiments.exits`.
+    """
+    ending: Any = ends_in_a_line(f"bmc {name}")
+    configured: Any = hydra.main(version_base=None, config_path=CONFIGS, config_name=name)
+
+    def decorate(function: Callable[[DictConfig], None]) -> Callable[[], None]:
+        # Within Hydra, which would say more of an error than a line, and around it.
+        command = configured(ending(function))
+
+        @functools.wraps(function)
+        def main() -> None:
+            os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra's own errors come to us.
+            command()
+
+        return cast(Callable[[], None], ending(main))
+
+    return decorate
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -45,16 +72,36 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
 
 
-def _size(name: str, *, _root_: DictConfig) -> int:
-    """``${environment:num_states}`` or ``num_actions``: what no file need say of an environment."""
-    return _sizes(OmegaConf.to_yaml(_root_.domain.env, resolve=True))[name]
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names, as trackers show them.
+
+    >>> flat({"domain": {"tests": 3}, "runs": 2})
+    {'domain.tests': 3, 'runs': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def environment_of(cfg: DictConfig) -> EnvBase:
+    """One environment of the settings, to be looked at only; it is made once."""
+    return _environment(OmegaConf.to_yaml(cfg.domain.env, resolve=True))
 
 
 @functools.cache
-def _sizes(described: str) -> dict[str, int]:
-    env = instantiate(OmegaConf.create(described))(batch_size=[1], max_steps=1)
+def _environment(described: str) -> EnvBase:
+    env: EnvBase = instantiate(OmegaConf.create(described))(batch_size=[1], max_steps=1)
     env.close()
-    return {"num_states": env.num_states, "num_actions": env.num_actions}
+    return env
+
+
+def _size(name: str, *, _root_: DictConfig) -> int:
+    """``${environment:num_states}`` or ``num_actions``: what no file need say of an environment."""
+    return int(getattr(environment_of(_root_), name))
 
 
 def _labels(*, _root_: DictConfig) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
+from bmc_torchrl.signals import StopSignals
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
 
@@ -192,39 +193,88 @@ class AtomicCheckpoint(Checkpoint):
         folder: where to.
         every_n_steps: of Lightning's ``global_step``, whether it counts updates or chunks; 0 for
             only at the end. A chunk of updates that passes a multiple counts.
+        settings: plain values by name, kept in the checkpoint: those that decide the results.
+        signals: a job that is asked to end saves after the step it is in, and ends.
+
+    Attributes:
+        episode: What all runs have finished in the last checkpoint; None while there is none.
     """
 
-    def __init__(self, folder: str | Path, every_n_steps: int = 100) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        every_n_steps: int = 100,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        signals: StopSignals | None = None,
+    ) -> None:
         self.path, self.every_n_steps = Path(folder) / "last.ckpt", every_n_steps
+        self.settings, self.signals = dict(settings or {}), signals
+        self.episode: int | None = None
         self._due = 0
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Say whose checkpoint it is, and how far the job is."""
+        assert isinstance(pl_module, RecordedLearner)
+        checkpoint["job"] = {
+            "settings": self.settings,
+            "episode": pl_module.episodes_finished,
+            "finished": pl_module.finished,
+        }
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember how far the job was."""
+        self.episode = checkpoint["job"]["episode"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Count from where training starts."""
         self._wait(trainer)
+        if self.signals is not None:
+            self.signals.take_over()
 
     def _wait(self, trainer: L.Trainer) -> None:
         if self.every_n_steps:
             self._due = (trainer.global_step // self.every_n_steps + 1) * self.every_n_steps
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Save after every `every_n_steps` steps."""
-        if self.every_n_steps and trainer.global_step >= self._due:
+        """Save after every `every_n_steps` steps, and before the job ends because it was asked."""
+        asked = self.signals is not None and self.signals.pending is not None
+        if asked or (self.every_n_steps and trainer.global_step >= self._due):
             self.save(trainer)
             self._wait(trainer)
+        if self.signals is not None:
+            self.signals.raise_pending()
+            # Ranks save together, so one that was asked cannot save alone.
+            self.signals.deferred = trainer.world_size == 1
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save at the end."""
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write beside the old checkpoint, then take its place."""
+        """Write beside the old checkpoint, then take its place.
+
+        Raises:
+            OSError: If it cannot be written; the old checkpoint is still there.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
-        trainer.save_checkpoint(temporary)
-        if trainer.is_global_zero:
-            with open(temporary, "rb") as stream:
-                os.fsync(stream.fileno())
-            os.replace(temporary, self.path)
+        try:
+            trainer.save_checkpoint(temporary)
+            if trainer.is_global_zero:
+                with open(temporary, "rb") as stream:
+                    os.fsync(stream.fileno())
+                os.replace(temporary, self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        learner = trainer.lightning_module
+        assert isinstance(learner, RecordedLearner)
+        self.episode = learner.episodes_finished
 
 
 class EpisodeProgress(Callback):
