@@ -33,7 +33,8 @@ class Interrupted(BaseException):
         self.number, self.left = number, ""
 
     def __str__(self) -> str:
-        return f"interrupted {self.left}".rstrip()
+        joined = "" if not self.left or self.left.startswith((";", ",")) else " "
+        return f"interrupted{joined}{self.left}"
 
     @property
     def exit_status(self) -> int:

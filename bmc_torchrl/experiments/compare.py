@@ -18,6 +18,7 @@ from bmc_torchrl.analysis.published_workbooks import RUNS, read_published
 from bmc_torchrl.analysis.summaries import read_results
 from bmc_torchrl.analysis.titles import experiment_title
 from bmc_torchrl.errors import ResultsError
+from bmc_torchrl.experiments.exits import ends_in_a_line
 
 REMARKABLE = 3.0
 
@@ -54,6 +55,7 @@ def _print_report(console: Console, comparison: Comparison, threshold: float) ->
     )
 
 
+@ends_in_a_line("bmc compare")
 def main() -> int:
     """Compare, print, and say by the exit status whether they agree."""
     options = _arguments()

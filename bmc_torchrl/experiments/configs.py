@@ -22,6 +22,7 @@ __all__ = [
     "CONFIGS",
     "DECISIVE",
     "configured_by",
+    "differences",
     "environment_of",
     "experiment_config",
     "flat",
@@ -32,7 +33,10 @@ _INSTALLED = Path(__file__).parents[1] / "configs"
 CONFIGS = str(_INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "configs")
 """The wheel carries the configs inside the package; in a checkout they are at its top."""
 
-DECISIVE = ("gamma", "episodes", "settings", "learner", "domain", "families")
+DECISIVE = (
+    *("gamma", "episodes", "settings", "learner", "domain", "families"),
+    *("observation", "stop_after_perfect_tests"),
+)
 """The settings that decide what a run of a strategy gives, beside its seed."""
 
 
@@ -85,6 +89,21 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = value
     return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Every setting that differs, with both values; empty where all are the same.
+
+    >>> differences({"seed": 0, "gamma": 0.9}, {"seed": 1, "gamma": 0.9, "runs": 2})
+    'runs was not set, is 2; seed was 0, is 1'
+    """
+    missing = "not set"
+    pairs = {name: (before.get(name, missing), now.get(name, missing)) for name in {*before, *now}}
+    return "; ".join(
+        f"{name} was {was}, is {value}"
+        for name, (was, value) in sorted(pairs.items())
+        if was != value
+    )
 
 
 def environment_of(cfg: DictConfig) -> EnvBase:

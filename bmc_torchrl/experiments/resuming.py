@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import torch
 from omegaconf import DictConfig
 
 from bmc_torchrl.errors import ResultsError, SettingsError
-from bmc_torchrl.experiments.configs import flat, plain
+from bmc_torchrl.experiments.configs import differences, flat, plain
 from bmc_torchrl.experiments.settings import chosen_device, chosen_strategies
 
-__all__ = ["Checkpoint", "decisive_settings", "differences", "resumable"]
+__all__ = ["Checkpoint", "decisive_settings", "resumable"]
 
 _INDECISIVE = (
     *("output", "resume", "figure", "logger", "device", "sweep", "strategy", "strategies"),
@@ -39,21 +38,6 @@ def decisive_settings(cfg: DictConfig) -> dict[str, Any]:
     kept["trainer"] = {name: told["trainer"][name] for name in _TRAINER}
     kept["trainer"]["lightning"] = {name: told["trainer"]["lightning"][name] for name in _LIGHTNING}
     return flat(kept)
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Every setting that differs, with both values; empty where all are the same.
-
-    >>> differences({"seed": 0, "gamma": 0.9}, {"seed": 1, "gamma": 0.9, "runs": 2})
-    'runs was not set, is 2; seed was 0, is 1'
-    """
-    missing = "not set"
-    pairs = {name: (before.get(name, missing), now.get(name, missing)) for name in {*before, *now}}
-    return "; ".join(
-        f"{name} was {was}, is {value}"
-        for name, (was, value) in sorted(pairs.items())
-        if was != value
-    )
 
 
 @dataclass(frozen=True)
