@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs import tiny, trained
+
+from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.experiments.command import main
 
 
@@ -92,3 +95,15 @@ def wait_until(true: Callable[[], bool], process: Process, seconds: float = 120.
     deadline = time.monotonic() + seconds
     while not true() and process.running() and time.monotonic() < deadline:
         time.sleep(0.002)
+
+
+def warm_up(folder: Path) -> None:
+    """Import and compile here what forked processes then find done."""
+    dqn = ("learner=dqn", "learner.warmup=8", "learner.batch_size=4", "trainer.chunk_steps=3")
+    jobs = {
+        "numba": tiny("grid_sarsa", "engine=lockstep", "trainer.lockstep_chunk_steps=9"),
+        "lightning": tiny("grid_dqn", *dqn),
+    }
+    for name, job in jobs.items():
+        trained(folder / name, *job, "logger=csv", "figure=false")
+        print_job_summary(folder / name, figure=False)

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from bmc_torchrl.errors import ResultsError, SettingsError
 from bmc_torchrl.experiments.configs import differences, flat, plain
 from bmc_torchrl.experiments.settings import chosen_device, chosen_strategies
+from bmc_torchrl.training.episodes import EpisodeLog
 
 __all__ = ["Checkpoint", "decisive_settings", "resumable"]
 
@@ -54,6 +55,14 @@ class Checkpoint:
     episode: int
     finished: bool
 
+    def load_log(self, log: EpisodeLog) -> None:
+        """Give `log` what the job's runs have measured."""
+        state = torch.load(self.path, "cpu", weights_only=True, mmap=True)["state_dict"]
+        own = "log_of_episodes."
+        log.load_state_dict(
+            {name.removeprefix(own): v for name, v in state.items() if name.startswith(own)}
+        )
+
 
 def resumable(cfg: DictConfig) -> Checkpoint | None:
     """The checkpoint in the output folder, if there is one.
@@ -66,7 +75,11 @@ def resumable(cfg: DictConfig) -> Checkpoint | None:
     if not path.exists():
         return None
     made, found = _read(path)
-    different = differences(made, decisive_settings(cfg))
+    now = decisive_settings(cfg)
+    if made.get("strategies") != now["strategies"]:  # Which says enough of their settings.
+        shared = made.keys() & now.keys()
+        made, now = ({name: of[name] for name in shared} for of in (made, now))
+    different = differences(made, now)
     if different:
         raise SettingsError(
             f"resume=true: {path} was made with other settings ({different}). Give those it was "
@@ -81,7 +94,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Checkpoint]:
     try:
         job = torch.load(path, "cpu", weights_only=True, mmap=True)["job"]
         return dict(job["settings"]), Checkpoint(path, int(job["episode"]), bool(job["finished"]))
-    except OSError as error:
+    except PermissionError as error:
         raise ResultsError(f"{path} cannot be read ({error.strerror}). {remedy}.") from error
     # What torch.load raises for a file that is no checkpoint depends on its content.
     except Exception as error:

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -317,7 +317,7 @@ def execute(
         work: what to do, in order.
         compute: does a piece of it and keeps the result; returns what is known by it. A function
             of a module, or a partial one.
-        workers: number of processes.
+        workers: number of processes; with one, the work is done in this one.
         hours: nothing is started after so many hours.
         console: where the progress bar goes.
     """
@@ -339,9 +339,21 @@ def execute(
                 bar.advance(task)
 
 
+class _ThisProcess(Executor):
+    """Does a piece of work where it is handed over."""
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*args, **options))
+        return done
+
+
 @contextlib.contextmanager
-def _processes(number: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes are killed where this one is asked to end."""
+def _processes(number: int) -> Iterator[Executor]:
+    """A pool whose processes are killed where this one is asked to end; one needs no other."""
+    if number == 1:
+        yield _ThisProcess()
+        return
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(number, mp_context=context, initializer=_end_with_parent)

@@ -44,7 +44,7 @@ TABLE = "table.parquet"
 
 def callbacks(
     cfg: DictConfig,
-    learner: L.LightningModule,
+    learner: RecordedLearner,
     own: list[Any],
     output: Path,
     signals: StopSignals,
@@ -52,13 +52,6 @@ def callbacks(
     """The callbacks of a job: its own, and those that every job has."""
     labels = [entry.label for entry in chosen_strategies(cfg)]
     metrics = EpisodeMetrics(labels)
-    table = ResultsTable(
-        output / TABLE,
-        experiment=cfg.name,
-        strategies=labels,
-        config=plain(cfg),
-        seed=cfg.seed,
-    )
     pictures: list[Any] = [JobFigures(output, metrics)] if cfg.figure else []
     if cfg.figure and not any(isinstance(callback, GreedyVideo) for callback in own):
         painted = functools.partial(_painted_env, cfg, cfg.runs * len(labels))
@@ -69,12 +62,22 @@ def callbacks(
     return [
         *own,
         metrics,
-        table,
+        _results_table(cfg),
         *pictures,
         EpisodeProgress(labels),
         AtomicCheckpoint(output, every, settings=decisive_settings(cfg), signals=signals),
         WandbReport(output, labels),
     ]
+
+
+def _results_table(cfg: DictConfig) -> ResultsTable:
+    return ResultsTable(
+        Path(cfg.output) / TABLE,
+        experiment=cfg.name,
+        strategies=[entry.label for entry in chosen_strategies(cfg)],
+        config=plain(cfg),
+        seed=cfg.seed,
+    )
 
 
 def _painted_env(cfg: DictConfig, runs: int) -> EnvBase:
@@ -86,7 +89,7 @@ def _painted_env(cfg: DictConfig, runs: int) -> EnvBase:
     return env
 
 
-def fit(cfg: DictConfig, learner: L.LightningModule, stream: Any, own: list[Any]) -> L.Trainer:
+def fit(cfg: DictConfig, learner: RecordedLearner, stream: Any, own: list[Any]) -> L.Trainer:
     """Fit a job of :func:`~bmc_torchrl.experiments.build.build_job`, resuming it if asked to."""
     torch.set_num_threads(cfg.trainer.threads)
     checkpoint = resumable(cfg) if cfg.resume else None
@@ -122,9 +125,8 @@ def _trainer(cfg: DictConfig, callbacks: list[Any]) -> L.Trainer:
     return trainer
 
 
-def _left(trainer: L.Trainer, learner: L.LightningModule, episodes: int) -> str:
+def _left(trainer: L.Trainer, learner: RecordedLearner, episodes: int) -> str:
     """Where an interrupted job stands, and how to go on."""
-    assert isinstance(learner, RecordedLearner)
     (saved,) = (c for c in trainer.checkpoint_callbacks if isinstance(c, AtomicCheckpoint))
     reached = learner.episodes_finished
     where = f"at episode {reached} of {episodes}"
@@ -153,11 +155,14 @@ def main(cfg: DictConfig) -> None:
     first = getattr(rank_zero_only, "rank", 0) == 0
     with only_job(output / ".lock", str(output)) if first else contextlib.nullcontext():
         checkpoint = resumable(cfg) if cfg.resume else None
-        finished = checkpoint is not None and checkpoint.finished
-        if finished and first:
-            _tell_finished(cfg)
-        if not finished or not _is_whole(output / TABLE):
+        if checkpoint is None or not checkpoint.finished:
             fit(cfg, *parts)
+        elif first:
+            _tell_finished(cfg)
+            if not _is_whole(output / TABLE):
+                log = parts[0].log_of_episodes
+                checkpoint.load_log(log)
+                _results_table(cfg).write(log)
         if first:
             print_job_summary(output, figure=cfg.figure)
 

@@ -20,6 +20,7 @@ from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
 from bmc_torchrl.signals import StopSignals
+from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
 
@@ -176,14 +177,15 @@ class ResultsTable(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the table, if every run has finished."""
         assert isinstance(pl_module, RecordedLearner)
-        log = pl_module.log_of_episodes
-        if not trainer.is_global_zero or not pl_module.finished:
-            return
+        if trainer.is_global_zero and pl_module.finished:
+            self.write(pl_module.log_of_episodes)
+
+    def write(self, log: EpisodeLog) -> None:
+        """Write the table of runs that have finished."""
         tables = (log.steps, log.returns, log.epsilons)
         shape = (len(self.strategies), -1, log.episodes)
         arrays = [table.cpu().double().reshape(shape).numpy() for table in tables]
-        table = tidy(self.experiment, self.strategies, *arrays)
-        save(table, self.path, self.metadata)
+        save(tidy(self.experiment, self.strategies, *arrays), self.path, self.metadata)
 
 
 class AtomicCheckpoint(Checkpoint):

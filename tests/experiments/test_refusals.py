@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from commands import bmc
 
-import bmc_torchrl.experiments.reproduce
-import bmc_torchrl.experiments.sensitivity
-import bmc_torchrl.experiments.study
-import bmc_torchrl.experiments.train  # noqa: F401
+from bmc_torchrl.experiments.command import main
 
 MISTAKES = {
     "train gamma=1.5": r"gamma must be a number in [0, 1], got 1.5",
@@ -44,7 +41,6 @@ MISTAKES = {
     "train experiment=nowhere": "Could not find 'experiment/nowhere'",
     "train epsiodes=3": "Could not override 'epsiodes'",
     "train runs": "runs",
-    "train trainer.lightning.precision=7": "trainer.lightning:",
     "reproduce workers=0": "workers must be an integer of at least 1, got 0",
     "reproduce runs=0": "runs must be an integer of at least 1, got 0",
     "reproduce runs=100000000000": "of memory, and this machine has",
@@ -72,11 +68,23 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("given", MISTAKES)
-def test_a_mistake_is_one_line_and_nothing_is_written(given: str, tmp_path: Path) -> None:
-    ended = bmc(tmp_path / "here", *given.split())
-    (line,) = ended.err.splitlines()
-    assert ended.status == 2
-    assert ended.out == ""
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    given: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr(sys, "argv", ["bmc", *given.split()])
+    try:
+        status = main()
+    except SystemExit as end:
+        status = end.code
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert status == 2
+    assert out == ""
     assert line.startswith(f"bmc {given.split()[0]}: ")
     assert MISTAKES[given] in line
-    assert not [path for path in (tmp_path / "here").iterdir() if not path.name.startswith(".said")]
+    assert list(tmp_path.iterdir()) == []
