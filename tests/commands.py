@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import tiny, trained
+import pytest
 
-from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.experiments.command import main
 
 
@@ -97,13 +96,15 @@ def wait_until(true: Callable[[], bool], process: Process, seconds: float = 120.
         time.sleep(0.002)
 
 
-def warm_up(folder: Path) -> None:
-    """Import and compile here what forked processes then find done."""
-    dqn = ("learner=dqn", "learner.warmup=8", "learner.batch_size=4", "trainer.chunk_steps=3")
-    jobs = {
-        "numba": tiny("grid_sarsa", "engine=lockstep", "trainer.lockstep_chunk_steps=9"),
-        "lightning": tiny("grid_dqn", *dqn),
-    }
-    for name, job in jobs.items():
-        trained(folder / name, *job, "logger=csv", "figure=false")
-        print_job_summary(folder / name, figure=False)
+def here(folder: Path, *arguments: str) -> int:
+    """Run ``bmc *arguments`` in this process: what it compiles, forked ones find done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.chdir(folder)
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        patch.setattr(sys, "argv", ["bmc", *arguments])
+        try:
+            return main()
+        except SystemExit as end:
+            return int(end.code or 0)

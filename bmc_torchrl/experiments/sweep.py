@@ -22,7 +22,14 @@ from typing import Any, TypeVar
 
 import pandas as pd
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from bmc_torchrl.analysis.scoring import measure
 from bmc_torchrl.analysis.summaries import read_results, write_results
@@ -108,12 +115,18 @@ def require_same(
     """
     for path, made in finished_cells(output, experiment).items():
         load(path)
-        different = _different(made, metadata, strategies)
-        if different:
-            raise ResultsError(
-                f"{path} was made with other settings ({different}); finish that sweep with its "
-                "own, or choose another output="
-            )
+        _refuse_different(path, made, metadata, strategies)
+
+
+def _refuse_different(
+    path: Path, made: Mapping[str, Any], now: Mapping[str, Any], strategies: Sequence[Any]
+) -> None:
+    different = _different(made, now, strategies)
+    if different:
+        raise ResultsError(
+            f"{path} was made with other settings ({different}); finish that sweep with its "
+            "own, or choose another output="
+        )
 
 
 def _different(
@@ -180,8 +193,8 @@ def keep(
     made = {"strategy": cell.label, "first_run": cell.first_run, "last_run": cell.last_run}
     made |= {"episodes": int(table["episode"].max()), "seconds": seconds}
     metadata = json.loads(json.dumps({**metadata, "strategies": [strategy], "cells": [made]}))
-    require_same(output, cell.experiment, metadata, metadata["strategies"])
     for path, earlier in finished_cells(output, cell.experiment).items():
+        _refuse_different(path, earlier, metadata, metadata["strategies"])
         if any(
             other["first_run"] <= cell.last_run and cell.first_run <= other["last_run"]
             for other in earlier["cells"]
@@ -322,11 +335,18 @@ def execute(
         console: where the progress bar goes.
     """
     deadline = time.monotonic() + (float("inf") if hours is None else hours * 3600)
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        MofNCompleteColumn(),
+        TextColumn("finished"),
+        BarColumn(bar_width=20),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     waiting = iter(work)
     running: dict[Future[str], Work] = {}
     with Progress(*columns, console=console) as bar, _processes(workers) as pool:
-        task = bar.add_task("finished", total=len(work))
+        task = bar.add_task("", total=len(work))
         while True:
             free = workers - len(running) if time.monotonic() < deadline else 0
             for piece in itertools.islice(waiting, free):

@@ -10,29 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Ended, bmc, started, wait_until, warm_up
+from commands import Ended, bmc, here, started, wait_until
 
 from bmc_torchrl.analysis.tables import load, load_metadata
 from bmc_torchrl.experiments.locks import only_job
 
 JOB = (
-    *("train", "experiment=grid_sarsa", "runs=2", "episodes=4", "domain.max_steps=30"),
-    *("device=cpu", "figure=false", "output=out", "trainer.lockstep_chunk_steps=25"),
+    *("train", "experiment=grid_sarsa", "runs=2", "episodes=9", "domain.max_steps=30"),
+    *("device=cpu", "figure=false", "output=out", "trainer.lockstep_chunk_steps=3"),
 )
 ENGINES = {
-    "numba": (*JOB, "trainer.checkpoint_every_n_chunks=1"),
+    "numba": JOB,
     "lightning": (
-        *("train", "experiment=grid_dqn", "learner=dqn", "engine=torchrl", "runs=2", "episodes=4"),
+        *("train", "experiment=grid_dqn", "learner=dqn", "engine=torchrl", "runs=2", "episodes=9"),
         *("domain.max_steps=22", "device=cpu", "figure=false", "output=out", "learner.warmup=8"),
         *("learner.batch_size=4", "trainer.chunk_steps=3", "trainer.checkpoint_every_n_updates=9"),
     ),
 }
 LONG = {name: (*job, "episodes=2000") for name, job in ENGINES.items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    warm_up(tmp_path_factory.mktemp("warm"))
 
 
 def said(ended: Ended) -> str:
@@ -42,12 +37,18 @@ def said(ended: Ended) -> str:
     return line
 
 
+@pytest.fixture(scope="module", autouse=True)
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of uninterrupted jobs."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ENGINES}
+    for name, folder in folders.items():
+        assert here(folder, *ENGINES[name]) == 0
+    return folders
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    ended = bmc(folder, *JOB)
-    assert ended.status == 0, ended.err
-    return folder
+def finished(whole: dict[str, Path]) -> Path:
+    return whole["numba"]
 
 
 OTHER = {
@@ -56,7 +57,7 @@ OTHER = {
     "families.bmc.alpha0=3": "families.bmc.alpha0 was 1.0, is 3",
     "strategies=[bmc,fixed_01]": "strategies was ['bmc'], is ['bmc', 'fixed_01']",
     "table.learning_rate=0.1": "learner.learning_rate was 0.7, is 0.1",
-    "episodes=5": "episodes was 4, is 5",
+    "episodes=5": "episodes was 9, is 5",
     "engine=torchrl": "engine was auto, is torchrl",
     "experiment=cart_sarsa": "name was grid_sarsa, is cart_sarsa",
     "stop_after_perfect_tests=2": "stop_after_perfect_tests was None, is 2",
@@ -79,7 +80,7 @@ def test_a_finished_job_says_so_and_with_which_settings(harmless: str, finished:
     ended = bmc(finished, *JOB, "resume=true", harmless)
     assert ended.status == 0
     assert ended.lines == [
-        "bmc train: out is finished: grid_sarsa with bmc, 2 runs of 4 episodes each, seed 0. "
+        "bmc train: out is finished: grid_sarsa with bmc, 2 runs of 9 episodes each, seed 0. "
         "There is nothing left to train."
     ]
     assert "mean (AUC)" in ended.out
@@ -195,18 +196,18 @@ def test_a_job_that_is_asked_to_end_before_its_first_chunk_says_so(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_job_ended_by_signals_gives_what_an_uninterrupted_one_gives(
-    name: str, tmp_path: Path
+    name: str, whole: dict[str, Path], tmp_path: Path
 ) -> None:
-    job, whole, parts = (*ENGINES[name], "episodes=12"), tmp_path / "whole", tmp_path / "parts"
-    assert bmc(whole, *job).status == 0
+    job = (*ENGINES[name], "resume=true")
     for number, status in SIGNALS.items():
-        process = started(parts, *job, "resume=true")
-        wait_until(more_rows(parts), process)
+        process = started(tmp_path, *job)
+        wait_until(more_rows(tmp_path), process)
         process.kill(number)
         assert process.wait().status == status
-    assert bmc(parts, *job, "resume=true").status == 0
-    assert load(parts / "out/table.parquet").equals(load(whole / "out/table.parquet"))
-    assert rows(parts) == rows(whole)
+    assert bmc(tmp_path, *job).status == 0
+    tables = [load(folder / "out/table.parquet") for folder in (tmp_path, whole[name])]
+    assert tables[0].equals(tables[1])
+    assert rows(tmp_path) == rows(whole[name])
 
 
 def rows(folder: Path) -> list[str]:
