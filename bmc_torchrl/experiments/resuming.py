@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Checkpoint]:
     """A checkpoint's settings and what it says of its job; nothing in it is executed."""
     remedy = "Move it away, or choose another output=; without it the job starts from the beginning"
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load would not look at the checksums.
+            if archive.testzip() is not None:
+                raise zipfile.BadZipFile
         job = torch.load(path, "cpu", weights_only=True, mmap=True)["job"]
         return dict(job["settings"]), Checkpoint(path, int(job["episode"]), bool(job["finished"]))
     except PermissionError as error:

@@ -108,12 +108,11 @@ def test_a_broken_cell_is_named_with_the_remedy(how: str, swept: Path) -> None:
     if how == "foreign table":
         pd.DataFrame({"x": [1.0]}).to_parquet(cell)
     else:
-        middle = len(whole) // 3
         cell.write_bytes(
             {
-                "truncated": whole[:middle],
+                "truncated": whole[: len(whole) // 3],
                 "empty": b"",
-                "corrupt": whole[:middle] + b"\xff\x00\xff" + whole[middle + 3 :],
+                "corrupt": whole[:60] + bytes(255 - byte for byte in whole[60:80]) + whole[80:],
                 "foreign": b"strategy,run\nbmc,1\n" * 30,
             }[how]
         )
