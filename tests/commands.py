@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -101,6 +102,9 @@ def here(folder: Path, *arguments: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # Hydra's handlers write to what is standard output now.
+        patch.setattr(logging.root, "handlers", logging.root.handlers[:])
+        patch.setattr(logging.root, "level", logging.root.level)
         patch.chdir(folder)
         patch.setenv("HYDRA_FULL_ERROR", "1")
         patch.setattr(sys, "argv", ["bmc", *arguments])

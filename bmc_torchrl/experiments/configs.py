@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ __all__ = [
 _INSTALLED = Path(__file__).parents[1] / "configs"
 CONFIGS = str(_INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[2] / "configs")
 """The wheel carries the configs inside the package; in a checkout they are at its top."""
+
+LONGEST_NAME = 120
+"""Of a folder."""
 
 DECISIVE = (
     *("gamma", "episodes", "settings", "learner", "domain", "families"),
@@ -130,6 +134,18 @@ def _labels(*, _root_: DictConfig) -> str:
     return joined if len(joined) <= 100 else f"{labels[0]}+{len(labels) - 1}"
 
 
+def _folder_name(overrides: str) -> str:
+    """``${folder_name:…}``: overrides as the name of one folder, not too long for any disk.
+
+    >>> _folder_name("seed=1,strategy=bmc"), _folder_name(""), len(_folder_name("x=1," * 100))
+    ('seed=1,strategy=bmc', 'defaults', 120)
+    """
+    name = overrides.replace("/", "_") or "defaults"
+    digest = hashlib.sha256(overrides.encode()).hexdigest()[:8]
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}-{digest}"
+
+
 OmegaConf.register_new_resolver("environment", _size)
+OmegaConf.register_new_resolver("folder_name", _folder_name)
 OmegaConf.register_new_resolver("labels", _labels)
 OmegaConf.register_new_resolver("reciprocal", lambda number: 1 / number)

@@ -169,4 +169,4 @@ def main(cfg: DictConfig) -> None:
             if sweep.finished_cells(cfg.output, experiment):
                 target = None if cfg.results is None else Path(cfg.results) / experiment
                 where = sweep.publish(cfg.output, experiment, target)
-                console.print(f"{experiment}: {where}", highlight=False)
+                console.print(f"{experiment}: {where}", highlight=False, markup=False)

@@ -107,4 +107,6 @@ def main(cfg: DictConfig) -> None:
             raise
         done = publish(settings)
         where = cfg.results or cfg.output
-        console.print(f"{len(done)} of {len(cfg.tasks)} tasks: {where}", highlight=False)
+        console.print(
+            f"{len(done)} of {len(cfg.tasks)} tasks: {where}", highlight=False, markup=False
+        )

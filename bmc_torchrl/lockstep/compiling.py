@@ -28,9 +28,9 @@ class CompiledOnce:
 
     Args:
         function: of tensors.
-        name: what the module's logger says, at level INFO.
+        name: what is said of it.
         enabled: if not, `function` runs eagerly.
-        told: who waits for it, and is told too.
+        told: where that goes; by default to the module's logger, at level INFO.
 
     >>> CompiledOnce(lambda x: x + 1, "example", enabled=False)(1)
     2
@@ -52,13 +52,14 @@ class CompiledOnce:
         if not self.pending:
             return self.function(*args)
         self.pending = False
-        self._say(f"compiling {self.name} (cached by torch for the next time)")
+        self._say(f"compiling {self.name}; torch caches most of it for the next job")
         start = time.perf_counter()
         result = self.function(*args)
         self._say(f"compiled {self.name} in {time.perf_counter() - start:.1f} s")
         return result
 
     def _say(self, text: str) -> None:
-        _log.info(text)
-        if self.told is not None:
+        if self.told is None:
+            _log.info(text)
+        else:
             print(text, file=self.told, flush=True)

@@ -296,14 +296,15 @@ class EpisodeProgress(Callback):
         assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         self.bar = Progress(
-            TextColumn("{task.completed:.0f}/{task.total:.0f} episodes"),
+            TextColumn("{task.fields[count]} episodes"),
             BarColumn(bar_width=6),
             TextColumn("{task.fields[known]}"),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
             disable=not trainer.is_global_zero,
         )
-        self.task = self.bar.add_task("", total=log.runs * log.episodes, known="")
+        total = log.runs * log.episodes
+        self.task = self.bar.add_task("", total=total, known="", count=_count(0, total))
         self.bar.start()
         self.shown = self.began = time.monotonic()
 
@@ -321,13 +322,12 @@ class EpisodeProgress(Callback):
         speed = learner.vector_steps * log.runs / (now - self.began)
         returns = float(log.returns.gather(-1, last)[own].nanmean())
         name = f"{self.labels[0][:8]}: " if len(self.labels) > 1 else ""
-        known = (
-            f"{name}return {returns:.1f} ε {float(learner.strategy.eps[own].mean()):.3f} "
-            f"{_short(speed)} steps/s"
-        )
-        done = torch.where(log.stopped, log.episodes, log.done).sum()
+        epsilon = float(learner.strategy.eps[own].mean())
+        known = f"{name}return {_short_return(returns)} ε {epsilon:.3f} {_short(speed)} steps/s"
+        done = int(torch.where(log.stopped, log.episodes, log.done).sum())
+        count = _count(done, log.runs * log.episodes)
         assert self.bar is not None
-        self.bar.update(self.task, completed=int(done), known=known)
+        self.bar.update(self.task, completed=done, known=known, count=count)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the final state."""
@@ -344,12 +344,35 @@ class EpisodeProgress(Callback):
             self.bar.stop()
 
 
-def _short(number: float) -> str:
-    """A number in at most four characters and a letter.
+def _count(done: int, total: int) -> str:
+    """So many of so many, the numbers in full while they are short.
 
-    >>> _short(950), _short(12_345), _short(3_000_000)
-    ('950', '12k', '3.0M')
+    >>> _count(7, 500), _count(1_100_000, 2_200_000)
+    ('7/500', '1.1M/2.2M')
+    """
+    return f"{done}/{total}" if total < 1e6 else f"{_short(done)}/{_short(total)}"
+
+
+def _short_return(value: float) -> str:
+    """A return in at most eight characters.
+
+    >>> _short_return(-12.34), _short_return(-123456.7), _short_return(-12345678.0)
+    ('-12.3', '-123457', '-1.2e+07')
+    """
+    if abs(value) < 1e4:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.1e}"
+
+
+def _short(number: float) -> str:
+    """A number in at most four characters.
+
+    >>> _short(950), _short(12_345), _short(3_000_000), _short(25_000_000), _short(8.5e9)
+    ('950', '12k', '3.0M', '25M', '8.5G')
     """
     if number < 1e4:
         return f"{number:.0f}"
-    return f"{number / 1e3:.0f}k" if number < 1e6 else f"{number / 1e6:.1f}M"
+    for size, letter in ((1e3, "k"), (1e6, "M")):
+        if number < 1000 * size:
+            return f"{number / size:.{int(size > 1e3 and number < 10 * size)}f}{letter}"
+    return f"{number / 1e9:.1f}G"
