@@ -61,7 +61,7 @@ def in_a_line(error: BaseException) -> str:
     """
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).partition("\n    full_key")[0]
+    text = str(error).partition("\n    full_key")[0].partition("\nConfig search path")[0]
     return " ".join(text.split()) or type(error).__name__
 
 
