@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L  # noqa: N812
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -29,12 +28,13 @@ from bmc_torchrl.training import (
     TransitionStream,
 )
 from bmc_torchrl.training.lockstep_module import ChunkStream, LockstepLearner
+from bmc_torchrl.training.run_records import RecordedLearner
 from bmc_torchrl.training.transitions import seed_everything
 from bmc_torchrl.training.video import GreedyVideo
 
 __all__ = ["Job", "build_engine", "build_job", "build_strategy", "run_settings", "strategy_seed"]
 
-Job = tuple[L.LightningModule, TransitionStream | ChunkStream | None, list[Any]]
+Job = tuple[RecordedLearner, TransitionStream | ChunkStream | None, list[Any]]
 
 
 def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> EpsilonStrategy:

@@ -184,8 +184,8 @@ IMPOSSIBLE = {
     "domain.max_steps=0": "domain.max_steps must be an integer of at least 1, got 0",
     "trainer.chunk_steps=0": "trainer.chunk_steps must be an integer of at least 1, got 0",
     "domain=cart_pole": "domain.env.model.bins cannot be set.*cart_… with domain=cart_pole",
-    "strategies=[bmc,best]": r"unknown labels \['best'\]; known: bmc, vdbe_001",
-    "strategies=[]": "unknown labels",
+    "strategies=[bmc,best]": r"unknown names \['best'\]; known: bmc, vdbe_001",
+    "strategies=[]": "unknown names",
     "device=tpu": "device='tpu' cannot be used here",
     "engine=lockstep domain.native=false": "engine=lockstep needs one of this package's own",
     "domain=gymnasium": "domain.env.max_steps cannot be set",
@@ -242,12 +242,10 @@ def test_the_command_says_what_is_wrong_in_a_line_and_leaves_nothing(tmp_path: P
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     lines = done.stderr.strip().splitlines()
-    assert lines == [
-        "These settings cannot be run. episodes must be an integer of at least 1, got 0."
-    ]
+    assert lines == ["bmc train: episodes must be an integer of at least 1, got 0."]
     assert list(tmp_path.iterdir()) == []
 
 
