@@ -25,6 +25,7 @@ from bmc_torchrl.experiments.build import (
     build_strategy,
     learner_settings,
     run_settings,
+    settings_of,
     strategy_seed,
 )
 from bmc_torchrl.experiments.configs import DECISIVE, configured_by, experiment_config, plain
@@ -53,9 +54,10 @@ def compute(settings: dict[str, Any], cell: sweep.Cell) -> str:
     began = time.monotonic()
     cfg = cell_config(settings, cell.experiment)
     (entry,) = (e for e in settings["sweep"]["strategies"] if e["label"] == cell.label)
+    entries = [OmegaConf.create(entry)]
     engine = build_engine(
-        cfg,
-        build_strategy(cfg, [OmegaConf.create(entry)], cell.runs),
+        settings_of(cfg, entries),
+        build_strategy(cfg, entries, cell.runs),
         device=settings["device"],
         seed=strategy_seed(settings["seed"], cell.label),
         first_run=cell.first_run,
