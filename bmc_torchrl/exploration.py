@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,13 +17,19 @@ from torchrl.envs.utils import ExplorationType, exploration_type, set_exploratio
 from bmc_torchrl.actions import ActionLayout
 from bmc_torchrl.functional import categorical_mean, greedy_return, uniform_return
 from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
+from bmc_torchrl.strategies.base import PADDING_KEYS
 
 __all__ = ["AdaptiveEGreedyModule", "OneStepReturns"]
 
-_FORGOTTEN = (
-    "{} has been used {} times and ε is still {:.3g}: call `explore.update(returns(transition))` "
-    "for every batch that the collector yields."
+_FORGOTTEN = "call `explore.update(returns(transition))` for every batch that the collector yields."
+_NOT_OURS = (
+    "The tensordict has an entry {!r} that is not {}, which would be written over it: pass {}_key=."
 )
+_CAUSES = {
+    "mask": "masked as padding, or as of a run that has finished",
+    "foreign": "not taken by this policy (drawn at random by the collector, or acted greedily)",
+    "nonfinite": "without a finite return or value change, as where Q diverges",
+}
 
 
 class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
@@ -50,6 +57,9 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         epsilon_key (NestedKey, optional): where ε is recorded. Default: ``"epsilon"`` beside the
             action.
         taken_key (NestedKey, optional): where the mark is. Default: ``"taken"`` beside the action.
+        mask_keys (sequence of NestedKey, optional): where :meth:`update` finds what is a real step
+            and what is padding; ``()`` for nowhere. Default: where TorchRL's collectors and
+            ``split_trajectories`` say it, ``("collector", "mask")`` and ``"mask"``.
         explore (str, optional): what replaces the action: ``"uniform"``, or ``"softmax"``, a draw
             from softmax(Q / temperature). Default: ``"uniform"``.
         temperature (float, optional): of the softmax. Default: 1.
@@ -86,6 +96,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         action_mask_key: NestedKey | None = None,
         epsilon_key: NestedKey | None = None,
         taken_key: NestedKey | None = None,
+        mask_keys: Sequence[NestedKey] = PADDING_KEYS,
         explore: Literal["uniform", "softmax"] = "uniform",
         temperature: float = 1.0,
         action_value_key: NestedKey | None = None,
@@ -104,6 +115,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         self.epsilon_key = epsilon_key or _beside(action_key, "epsilon")
         self.taken_key = taken_key or _beside(action_key, "taken")
         self.action_value_key = action_value_key or _beside(action_key, "action_value")
+        self.mask_keys = tuple(mask_keys)
         self.explore, self.temperature = explore, temperature
         self.strategy = strategy if strategy is not None else BMCEpsilon()
         optional = [
@@ -113,7 +125,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         ]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
         self.out_keys = [action_key, self.epsilon_key, self.taken_key]
-        self._uses, self._first_eps = 0, self.strategy.eps.clone()
+        self._uses, self._updated, self._first_eps = 0, False, self.strategy.eps.clone()
+        self._looked = False
         self._spec: TensorSpec | None = None
         self._layout: ActionLayout | None = None
         if spec is not None:
@@ -156,7 +169,10 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         """
         # Inference mode is the cheaper one, and does not compile.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
-            self.strategy.update(transition, transition.get(self.taken_key, None))
+            taken = transition.get(self.taken_key, None)
+            self.strategy.update(transition, taken, mask_keys=self.mask_keys)
+        if not torch.compiler.is_compiling():
+            self._updated = True
 
     def step(self, frames: int = 1) -> None:
         """``EGreedyModule``'s clock, for strategies that anneal by frames.
@@ -179,6 +195,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         acting = tensordict
         if isinstance(self.action_key, tuple) and len(self.action_key) > 1:
             acting = tensordict.get(self.action_key[:-1])
+        self._require_own(tensordict, acting.batch_size)
         if exploration_type() not in (ExplorationType.RANDOM, None):
             action = tensordict.get(self.action_key, None)
             device = tensordict.device if action is None else action.device
@@ -201,6 +218,19 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         # A copy: ε may be a view of what the strategy remembers.
         tensordict.set(self.epsilon_key, epsilon.clone())
         return tensordict.set(self.taken_key, torch.ones_like(coin, dtype=torch.bool))
+
+    def _require_own(self, tensordict: TensorDictBase, shape: torch.Size) -> None:
+        """Refuse to write over an entry that cannot be what this module wrote a step before."""
+        epsilon, taken = (tensordict.get(key, None) for key in (self.epsilon_key, self.taken_key))
+        if taken is not None and not (_is(taken, shape) and taken.dtype == torch.bool):
+            raise ValueError(_NOT_OURS.format(self.taken_key, "the mark of this policy", "taken"))
+        if epsilon is None:
+            return
+        own = _is(epsilon, shape) and epsilon.is_floating_point()
+        if own and not torch.compiler.is_compiling() and not self._looked:
+            self._looked, own = True, _may_be_probabilities(epsilon)
+        if not own:
+            raise ValueError(_NOT_OURS.format(self.epsilon_key, "ε", "epsilon"))
 
     def _layout_of(self) -> ActionLayout:
         if self._layout is None:
@@ -298,9 +328,32 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if self._uses != self.PATIENCE or not self.strategy.needs_update:
             return
         eps = self.eps
-        if eps.equal(self._first_eps.to(eps.device)):
-            message = _FORGOTTEN.format(type(self).__name__, self._uses, float(eps.mean()))
-            warnings.warn(message, stacklevel=3)
+        why = self._why_still() if eps.equal(self._first_eps.to(eps.device)) else None
+        if why is not None:
+            used = f"{type(self).__name__} has been used {self._uses} times"
+            warnings.warn(f"{used} and ε is still {float(eps.mean()):.3g}: {why}", stacklevel=3)
+
+    def _why_still(self) -> str | None:
+        """Why ε has not moved; None if it only waits, or if nobody but its strategy knows."""
+        parts = [part for part, _ in self.strategy.parts() if part.needs_update]
+        skipped = {
+            cause: sum(int(part.skipped[cause].sum()) for part in parts if cause in part.skipped)
+            for cause in _CAUSES
+        }
+        counts = [(part.waits, part.learned) for part in parts]
+        learned = sum(int(count.sum()) for _, count in counts if count is not None)
+        if learned and any(waits for waits, _ in counts):
+            return None
+        left_out = [f"{number} {_CAUSES[cause]}" for cause, number in skipped.items() if number]
+        if left_out:
+            return f"`update` left out frames, {'; '.join(left_out)}; it learned from {learned}."
+        if learned:
+            return (
+                f"`update` learned from {learned} frames, and in none of them did the greedy and "
+                "the uniform return differ enough to tell the models apart: are all action values "
+                "equal?"
+            )
+        return None if self._updated else _FORGOTTEN
 
 
 class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
@@ -423,6 +476,19 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
     def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> float | Tensor:
         steps = tensordict.get("steps_to_next_obs", None)
         return self.gamma if steps is None else self.gamma ** steps.reshape(reward.shape)
+
+
+def _is(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape
+
+
+def _may_be_probabilities(value: Tensor) -> bool:
+    if value.device.type != "cpu":
+        return True  # It is not worth a wait for the device.
+    try:
+        return bool(((value >= 0) & (value <= 1)).all())
+    except RuntimeError:  # Under vmap there are no values.
+        return True
 
 
 def _beside(key: NestedKey, name: str) -> NestedKey:

@@ -23,6 +23,7 @@ __all__ = [
     "gaussian_log_evidence_ratio",
     "geometric_decay",
     "greedy_return",
+    "greedy_value",
     "legal_action_at",
     "linear_decay",
     "mixture_return",
@@ -30,6 +31,7 @@ __all__ = [
     "precision_posterior",
     "student_t_log_evidence_ratio",
     "uniform_return",
+    "uniform_value",
     "vdbe_epsilon",
     "welford_update",
 ]
@@ -55,8 +57,47 @@ def bootstrapped_return(
         tensor([3., 1.])
     """
     if terminated is not None:
-        next_value = torch.where(terminated, torch.zeros_like(next_value), next_value)
+        next_value = torch.where(terminated, 0.0, next_value)
     return reward + gamma * next_value
+
+
+def greedy_value(action_value: Tensor, action_mask: Tensor | None = None) -> Tensor:
+    r"""The value of acting greedily, :math:`\max_a Q(s, a)`.
+
+    Args:
+        action_value (Tensor): ``[*batch, actions]``.
+        action_mask (Tensor, optional): ``[*batch, actions]``, True for legal actions.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> greedy_value(torch.tensor([2.0, 4.0]))
+        tensor(4.)
+    """
+    if action_mask is not None:
+        action_value = action_value.masked_fill(~action_mask, -torch.inf)
+    return action_value.amax(-1)
+
+
+def uniform_value(action_value: Tensor, action_mask: Tensor | None = None) -> Tensor:
+    r"""The value of acting uniformly, the mean of :math:`Q(s, \cdot)` over legal actions.
+
+    Args:
+        action_value (Tensor): ``[*batch, actions]``.
+        action_mask (Tensor, optional): ``[*batch, actions]``, True for legal actions.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> uniform_value(torch.tensor([2.0, 4.0]), torch.tensor([True, False]))
+        tensor(2.)
+    """
+    if action_mask is None:
+        return action_value.mean(-1)
+    legal = torch.where(action_mask, action_value, torch.zeros_like(action_value))
+    return legal.sum(-1) / action_mask.sum(-1)
 
 
 def greedy_return(
@@ -84,9 +125,8 @@ def greedy_return(
         >>> greedy_return(torch.tensor(1.0), torch.tensor([2.0, 4.0]), 0.5)
         tensor(3.)
     """
-    if action_mask is not None:
-        next_action_value = next_action_value.masked_fill(~action_mask, -torch.inf)
-    return bootstrapped_return(reward, next_action_value.amax(-1), gamma, terminated)
+    value = greedy_value(next_action_value, action_mask)
+    return bootstrapped_return(reward, value, gamma, terminated)
 
 
 def uniform_return(
@@ -116,12 +156,8 @@ def uniform_return(
         >>> uniform_return(torch.tensor(1.0), torch.tensor([2.0, 4.0]), 0.5)
         tensor(2.5000)
     """
-    if action_mask is None:
-        mean = next_action_value.mean(-1)
-    else:
-        legal = torch.where(action_mask, next_action_value, torch.zeros_like(next_action_value))
-        mean = legal.sum(-1) / action_mask.sum(-1)
-    return bootstrapped_return(reward, mean, gamma, terminated)
+    value = uniform_value(next_action_value, action_mask)
+    return bootstrapped_return(reward, value, gamma, terminated)
 
 
 def mixture_return(greedy_return: Tensor, uniform_return: Tensor, epsilon: Tensor) -> Tensor:

@@ -15,7 +15,13 @@ from bmc_torchrl.analysis.summaries import read_results
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *GUIDES, ROOT / "results/study/README.md"]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
+    *GUIDES,
+    ROOT / "results/study/README.md",
+]
 CITING = [
     path
     for folder in ("bmc_torchrl", "configs", "tests", "scripts", "docs")

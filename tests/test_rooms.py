@@ -38,6 +38,7 @@ ONLY_IN = {
     "cloudpickle": ("experiments",),
     "gymnasium": ("envs", "training", "experiments", "benchmarks"),
     "hydra": ("experiments", "benchmarks"),
+    "llvmlite": ("lockstep.numba",),
     "lightning": ("training", "experiments", "benchmarks"),
     "matplotlib": ("analysis", "experiments"),
     "numba": ("strategies.compiled", "lockstep.numba", "benchmarks"),
@@ -47,6 +48,7 @@ ONLY_IN = {
     "pyarrow": ("analysis", "experiments"),
     "rich": ("training", "analysis", "experiments", "benchmarks"),
     "scipy": ("analysis", "experiments"),
+    "triton": ("strategies.triton_walks",),
     "wandb": ("training", "experiments"),
 }
 """Where the packages of the extra `experiments` may be imported: rooms, or parts of rooms."""
@@ -176,7 +178,10 @@ PEERS = "bmc_torchrl.benchmarks.peers"
 """Scripts that run in environments of their own."""
 
 
-OPTIONAL = {"bmc_torchrl.strategies.compiled": {"numba"}}
+OPTIONAL = {
+    "bmc_torchrl.strategies.compiled": {"numba"},
+    "bmc_torchrl.strategies.triton_walks": {"triton"},
+}
 """What is imported if it is there, and done without if it is not."""
 
 

@@ -28,6 +28,7 @@ import pandas as pd
 from rich import box
 from rich.table import Table
 
+from bmc_torchrl.analysis.published_workbooks import experiment_of
 from bmc_torchrl.analysis.scoring import measure
 from bmc_torchrl.analysis.summaries import (
     EXPLORATION,
@@ -66,7 +67,7 @@ class Comparison:
         """Median and largest size of z by metric, and over all pairs as ``all``.
 
         Columns: metric, pairs, median, maximum. Uninformative pairs are left out; a metric that has
-        no others has median 0.
+        no others is not judged, its median and maximum are NaN.
         """
         size = self.table.assign(z=self.table["z"].abs())[self.table["informative"]]
         groups = {name: size.loc[size["metric"] == name, "z"] for name in METRICS}
@@ -75,20 +76,26 @@ class Comparison:
             {
                 "metric": name,
                 "pairs": len(z),
-                "median": z.median() if len(z) else 0.0,
-                "maximum": z.max() if len(z) else 0.0,
+                "median": z.median(),
+                "maximum": z.max(),
             }
             for name, z in groups.items()
         ]
         return pd.DataFrame(rows)
 
+    @property
+    def judged(self) -> bool:
+        """Whether there is an informative pair."""
+        return bool(self.table["informative"].any())
+
     def agrees(self, threshold: float = 2.0) -> bool:
         """Whether the median size of z over strategies is at most ``threshold`` for every metric.
 
         Each metric is judged by itself (and all together), so that agreement in ε cannot make up
-        for a disagreement in performance.
+        for a disagreement in performance. Without an informative pair nothing agrees.
         """
-        return bool((self.medians()["median"] <= threshold).all())
+        medians = self.medians()["median"].dropna()
+        return self.judged and bool((medians <= threshold).all())
 
 
 def compare(results: Results, published: pd.DataFrame) -> Comparison:
@@ -99,9 +106,15 @@ def compare(results: Results, published: pd.DataFrame) -> Comparison:
         published: What ``read_published`` returns. Episodes beyond ours are left out.
 
     Raises:
-        ResultsError: If there is no strategy in common, fewer than two runs, or fewer published
-            episodes than ours.
+        ResultsError: If they are of different experiments, or there is no strategy in common, fewer
+            than two runs, or fewer published episodes than ours.
     """
+    known = experiment_of(published)
+    if known not in (None, results.experiment):
+        raise ResultsError(
+            f"the workbook is the authors' {known}, the results are of {results.experiment}: "
+            f"compare with {results.experiment}.xlsx, or say --experiment {known} if they are of it"
+        )
     column = measure(results.experiment).column
     ours = dict(iter(results.curves.groupby("strategy")))
     theirs = dict(iter(published.groupby("strategy")))
@@ -261,5 +274,6 @@ def _medians(medians: pd.DataFrame) -> Table:
         shown.add_column(heading, justify="right")
     for row in medians.itertuples():
         name = METRIC_TITLES.get(row.metric, row.metric)
-        shown.add_row(name, str(row.pairs), f"{row.median:.2f}", f"{row.maximum:.2f}")
+        found = (f"{row.median:.2f}", f"{row.maximum:.2f}") if row.pairs else ("not judged", "")
+        shown.add_row(name, str(row.pairs), *found)
     return shown

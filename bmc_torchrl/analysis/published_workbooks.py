@@ -27,6 +27,15 @@ SHEETS = {
 }
 RUNS = 100
 
+BMC_MEANS = {
+    "grid_sarsa": 47.8676,
+    "grid_dqn": 27.812266,
+    "cart_sarsa": 124.585333,
+    "cart_dqn": 154.178107,
+    "supply_sarsa": 8.095087,
+}
+"""BMC's performance in each of the authors' workbooks, the mean over episodes."""
+
 _COARSE_DIGITS = 4
 
 
@@ -60,6 +69,19 @@ def read_published(path: str | Path) -> pd.DataFrame:
             )
     tables = [_strategy(label, columns, path) for label in strategies]
     return pd.concat(tables, ignore_index=True)
+
+
+def experiment_of(published: pd.DataFrame) -> str | None:
+    """The experiment that a workbook of the authors' is of, by its numbers, not by its name.
+
+    Args:
+        published: What :func:`read_published` returns.
+
+    Returns:
+        None if it is none of theirs.
+    """
+    mean = published.loc[published["strategy"] == "bmc", "performance_mean"].mean()
+    return next((name for name, known in BMC_MEANS.items() if abs(mean - known) < 1e-4), None)
 
 
 def _sheets(path: Path) -> dict[str, pd.DataFrame]:

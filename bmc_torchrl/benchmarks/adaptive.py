@@ -8,30 +8,28 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
-
 from bmc_torchrl.benchmarks.timing import EFFORT, cost
-from bmc_torchrl.benchmarks.workloads import engine, train
+from bmc_torchrl.benchmarks.workloads import engine, run_steps_per_second
 
 MANY = 1.05
 FIXED = 0.4
+DQN_RUNS = 8
+DQN = {"cart_dqn": "cart-pole", "grid_dqn": "grid-world", "supply_dqn": "supply-chain"}
 REPEATS = 7
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """DQN of 100 and 1000 runs, and tabular of 2200."""
-    torch.set_num_threads(1)
-    for runs in (100, 1000):
+    """The three DQN, and tabular of 2200 runs."""
+    for name, domain in DQN.items():
         works = []
         for constant in (None, FIXED):
-            torch.compiler.reset()
-            made = engine("cart_dqn", EFFORT.count(runs, least=2), constant=constant, episodes=2000)
-            train(made, 70)
-            steps = EFFORT.count(20_000 // runs, least=5)
-            works.append(partial(_train, made, steps))
+            made = engine(name, DQN_RUNS, constant=constant, tests=0, episodes=100_000)
+            run_steps_per_second(made, EFFORT.seconds / 8)
+            works.append(partial(_seconds_per_step, made))
         ours, peer = _in_turns(*works)
-        work = f"adaptive against fixed ε, cart-pole DQN, {runs} runs, seconds per run-step"
-        yield cost(work, ours, peer, MANY)
+        yield cost(
+            f"adaptive against fixed ε, {domain} DQN, seconds per run-step", ours, peer, MANY
+        )
     for tests, what in ((10, "tests included"), (0, "training alone")):
         runs = EFFORT.count(2200, least=4)
         _tabular(2, tests, None)
@@ -48,10 +46,8 @@ def _in_turns(ours: Callable[[], float], peer: Callable[[], float]) -> tuple[flo
     return statistics.median(mine), statistics.median(theirs)
 
 
-def _train(made: Any, steps: int) -> float:
-    began = time.process_time()
-    taken = train(made, steps)
-    return (time.process_time() - began) / (taken * made.runs)
+def _seconds_per_step(made: Any) -> float:
+    return 1 / run_steps_per_second(made, EFFORT.seconds / 4)
 
 
 def _tabular(runs: int, tests: int, constant: float | None) -> float:

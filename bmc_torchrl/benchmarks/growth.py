@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from bmc_torchrl import BMCEpsilon
 from bmc_torchrl.benchmarks.timing import EFFORT, cost, interleaved
-from bmc_torchrl.benchmarks.workloads import engine, run_steps_per_second, train
+from bmc_torchrl.benchmarks.workloads import engine, run_steps_per_second
 
 FEW, MANY, FLAT = 100, 2200, 1.2
 STATES = (10, 1000, 100_000)
@@ -49,9 +49,8 @@ def _tabular(name: str) -> tuple[float, float]:
 
 
 def _dqn(runs: int) -> float:
-    torch.compiler.reset()
-    made = engine("cart_dqn", runs, episodes=2000)
-    train(made, 70)
+    made = engine("cart_dqn", runs, tests=0, episodes=2000)
+    made.advance(70)
     rates = [run_steps_per_second(made, EFFORT.seconds) for _ in range(EFFORT.repeats)]
     return 1 / statistics.median(rates)
 

@@ -59,11 +59,17 @@ def _checked(command: list[str], **options: Any) -> str:
     return done.stdout
 
 
-def ask(script: str, *arguments: object, environment: str | None = None) -> dict[str, Any]:
+def ask(
+    script: str,
+    *arguments: object,
+    environment: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """The JSON line that ``peers/<script>.py`` prints, run on this process's core."""
     command = [str(python_of(environment)), f"{script}.py", *map(str, arguments)]
+    own = {**os.environ, **SINGLE_THREADED, **(variables or {})}
     try:
-        printed = _checked(command, cwd=PEERS, env={**os.environ, **SINGLE_THREADED})
+        printed = _checked(command, cwd=PEERS, env=own)
     except (subprocess.SubprocessError, OSError) as error:
         raise UnavailableError(f"{script} does not run here ({error})") from error
     result: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])

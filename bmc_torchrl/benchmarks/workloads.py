@@ -39,25 +39,39 @@ def engine(name: str, runs: int, *, constant: float | None = None, **settings: A
 
 def torch_tabular(name: str, runs: int, tests: int) -> TabularLockstep:
     """What a GPU runs, on the CPU, beside the engine in numba."""
-    cfg = experiment_config(name, [f"domain.tests={tests}"])
+    return TabularLockstep(*_parts(name, runs, **{"domain.tests": tests}))
+
+
+def torch_dqn(name: str, runs: int, **settings: Any) -> DQNLockstep:
+    """What a GPU runs, on the CPU, beside the engine in numba."""
+    return DQNLockstep(*_parts(name, runs, **settings))
+
+
+def _parts(name: str, runs: int, **settings: Any) -> tuple[Any, ...]:
+    cfg = experiment_config(name, [f"{key}={value}" for key, value in settings.items()])
     env = instantiate(cfg.domain.env)(batch_size=[runs], observation=cfg.observation)
     strategy = build_strategy(cfg, [cfg.strategy], runs)
-    return TabularLockstep(env, strategy, run_settings(cfg, seed=1), learner_settings(cfg))
+    return env, strategy, run_settings(cfg, seed=1), learner_settings(cfg)
 
 
-def train(runs: DQNLockstep, steps: int) -> int:
-    """At least `steps` vector steps without the tests between them; how many there were."""
-    chunks = -(-steps // runs.chunk)
-    with torch.no_grad():
-        for _ in range(chunks):
-            runs.vector_steps(runs.draw(runs.chunk), runs.time)
-            runs.time += runs.chunk
-    return chunks * runs.chunk
+STEPS = 200
 
 
-def run_steps_per_second(runs: DQNLockstep, seconds: float) -> float:
+def run_steps_per_second(runs: Any, seconds: float) -> float:
+    """Of an engine in numba, for about `seconds` of processor time."""
+    steps, began = 0, time.process_time()
+    while (elapsed := time.process_time() - began) < seconds:
+        runs.advance(STEPS)
+        steps += STEPS
+    return steps * runs.runs / elapsed
+
+
+def tensor_steps_per_second(runs: DQNLockstep, seconds: float) -> float:
     """Of training alone, for about `seconds` of processor time."""
     steps, began = 0, time.process_time()
     while (elapsed := time.process_time() - began) < seconds:
-        steps += train(runs, 1)
+        with torch.no_grad():
+            runs.vector_steps(runs.draw(runs.chunk), runs.time)
+        runs.time += runs.chunk
+        steps += runs.chunk
     return steps * runs.runs / elapsed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ class SupplyNetwork:
         kappa_st: :math:`\kappa_{st,j}`, cost per item in stock at each location.
         kappa_tr: :math:`\kappa_{tr,j}`, cost per truck to each warehouse.
         zeta: :math:`\zeta_j`, items per truck to each warehouse.
+        truck_cost: Which trucks are paid: ``"ceil"``, all that leave, as in the paper; or
+            ``"floor"``, full ones only, as in most of the published DQN data.
         capacity: :math:`c_j`, largest stock of each location.
         rho_max: Largest production per step. The paper says 10; its code offers 0 to 9.
         ship_max: Largest shipment per step to each warehouse. The paper says 10; likewise 9.
@@ -65,6 +67,7 @@ class SupplyNetwork:
     kappa_st: Sequence[float] = (0.02,)
     kappa_tr: Sequence[float] = (0.1,)
     zeta: Sequence[int] = (5,)
+    truck_cost: Literal["ceil", "floor"] = "ceil"
     capacity: Sequence[int] = (50,)
     rho_max: int = 9
     ship_max: Sequence[int] = (9,)
@@ -91,6 +94,8 @@ class SupplyNetwork:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
         if min(self.zeta) < 1:
             raise ValueError(f"zeta must be at least one item per truck, got {self.zeta}.")
+        if self.truck_cost not in ("ceil", "floor"):
+            raise ValueError(f"truck_cost must be 'ceil' or 'floor', got {self.truck_cost!r}.")
         if self.rho_max < 0:
             raise ValueError(f"rho_max must not be negative, got {self.rho_max}.")
         for stock, limit in zip(self.initial_stocks, self.sizes, strict=True):
@@ -114,6 +119,11 @@ class SupplyNetwork:
     def action_sizes(self) -> tuple[int, ...]:
         """Number of levels of each shipment, then of production."""
         return (*(limit + 1 for limit in self.ship_max), self.rho_max + 1)
+
+    def trucks(self, shipped: Tensor, warehouse: int) -> Tensor:
+        """How many trucks are paid for items `shipped` to a warehouse, counted from 0."""
+        load = self.zeta[warehouse]
+        return (shipped + (load - 1 if self.truck_cost == "ceil" else 0)) // load
 
     @property
     def num_states(self) -> int:
@@ -185,7 +195,7 @@ def supply_chain_step(
         sold = torch.minimum(wanted, shelf)
         room = network.capacity[j + 1] - shelf + sold
         shipped = torch.minimum(torch.minimum(asked, factory), room)
-        trucks = (shipped + (network.zeta[j] - 1)) // network.zeta[j]
+        trucks = network.trucks(shipped, j)
         reward = reward + network.price * sold.to(dtype) - network.kappa_st[j + 1] * shelf.to(dtype)
         reward = reward - network.kappa_tr[j] * trucks.to(dtype)
         factory = factory - shipped
@@ -329,7 +339,7 @@ class SupplyChainEnv(BatchedEnv):
         ship, produce = supply_chain_action(torch.arange(network.num_actions), network)
         cdf = poisson_cdf(network.demand_rate[0])
         grid = torch.arange(GUIDE_SIZE, dtype=torch.float64) / GUIDE_SIZE
-        trucks = (torch.arange(network.ship_max[0] + 1) + network.zeta[0] - 1) // network.zeta[0]
+        trucks = network.trucks(torch.arange(network.ship_max[0] + 1), 0)
         return SupplyChainScalars(
             factory=_short(factory),
             shelf=_short(shelf),

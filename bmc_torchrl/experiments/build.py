@@ -131,7 +131,7 @@ def _build_dqn(cfg: DictConfig, strategy: EpsilonStrategy, learner: DQNSettings)
     name: Target = "double_dqn" if learner.double else "dqn"
     compile, test_every = bool(cfg.trainer.compile), cfg.domain.get("test_every", 1)
     alone = cfg.trainer.lightning.devices == 1
-    chunk_steps = cfg.trainer.chunk_steps * test_every if alone else 1
+    chunk_steps = cfg.trainer.chunk_steps if alone else 1
     module = EpsilonGreedyDQN(
         env,
         network,

@@ -3,8 +3,9 @@
 Prints, for each strategy, ours and published with standard errors and z scores, then the median and
 the largest |z| by metric. Exit status: 0 if the median |z| over strategies is at most the threshold
 for every metric (AUC, first 100, last 50, ε at episodes 10, 100 and last), 1 if not, 2 if a file
-cannot be used. "exact" marks values that have no standard error on either side and agree. How the
-errors of correlated episodes are obtained is said in bmc_torchrl/analysis/comparison.py.
+cannot be used or nothing can be judged. "exact" marks values that have no standard error on either
+side and agree; a metric with no others is not judged. How the errors of correlated episodes are
+obtained is said in bmc_torchrl/analysis/comparison.py.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from bmc_torchrl.analysis.comparison import Comparison, compare, comparison_tables
 from bmc_torchrl.analysis.published_workbooks import RUNS, read_published
+from bmc_torchrl.analysis.scoring import EXPERIMENTS
 from bmc_torchrl.analysis.summaries import read_results
 from bmc_torchrl.analysis.titles import experiment_title
 from bmc_torchrl.errors import ResultsError
@@ -48,11 +50,22 @@ def _print_report(console: Console, comparison: Comparison, threshold: float) ->
         console.print(f"|z| > {REMARKABLE:g}: {pair.strategy} {pair.metric} z = {pair.z:.2f}")
     for note in comparison.notes:
         console.print(f"note: {note}")
+    if not comparison.judged:
+        console.print("not judged: every pair is exact, without a standard error on either side")
+        return
     verdict = "agrees with" if comparison.agrees(threshold) else "DISAGREES with"
     worst = comparison.medians()["median"].max()
     console.print(
         f"{verdict} the published data: largest median |z| {worst:.2f}, threshold {threshold:g}"
     )
+
+
+def _require_name(workbook: Path, experiment: str) -> None:
+    if workbook.stem in EXPERIMENTS and workbook.stem != experiment:
+        raise ResultsError(
+            f"{workbook} is called as the workbook of {workbook.stem}, the results are of "
+            f"{experiment}; say --experiment {workbook.stem} if they are of it"
+        )
 
 
 @ends_in_a_line("bmc compare")
@@ -62,6 +75,7 @@ def main() -> int:
     console = Console(width=max(Console().width, 140), highlight=False)
     try:
         results = read_results(options.results, experiment=options.experiment)
+        _require_name(options.published, results.experiment)
         comparison = compare(results, read_published(options.published))
         if options.csv is not None and options.csv.exists():
             raise ResultsError(f"--csv {options.csv} exists already; choose another name")
@@ -76,4 +90,6 @@ def main() -> int:
     _print_report(console, comparison, options.threshold)
     if options.csv is not None:
         comparison.table.to_csv(options.csv, index=False)
+    if not comparison.judged:
+        return 2
     return 0 if comparison.agrees(options.threshold) else 1

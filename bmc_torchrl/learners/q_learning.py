@@ -75,11 +75,11 @@ class Learning(nn.Module, ABC):
         """A minibatch."""
 
     @abstractmethod
-    def loss(self, batch: Any, epsilon: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The loss of each run ``[runs]``, and the TD errors for :meth:`after_step`."""
+    def loss(self, batch: Any, epsilon: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The loss of each run, ``[runs]`` or ``[]``, and the TD errors for :meth:`after_step`."""
 
     @abstractmethod
-    def after_step(self, batch: Any, error: Tensor) -> None:
+    def after_step(self, batch: Any, error: Tensor | None) -> None:
         """What follows an optimiser step: target network, priorities."""
 
     @abstractmethod
@@ -165,15 +165,18 @@ class QLearning(Learning):
         batch: Minibatch,
         epsilon: Tensor | None = None,
         network: Callable[[Tensor], Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """See :class:`Learning`; `network` stands for the network where given."""
         q = self.network if network is None else network
         goal = self.goal(batch, epsilon)
         value: Tensor = q(batch.before)
         chosen = value.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-        loss = td_loss(chosen, goal.to(chosen.dtype), self.loss_function)
-        if batch.weight is not None:
-            loss = loss * batch.weight
+        goal = goal.to(chosen.dtype)
+        if batch.weight is None:
+            reduction = "mean" if chosen.ndim == 1 else "none"
+            loss = td_loss(chosen, goal, self.loss_function, reduction)
+            return (loss if loss.ndim == 0 else loss.mean(-1)), None
+        loss = td_loss(chosen, goal, self.loss_function) * batch.weight
         return loss.mean(-1), (goal - chosen).detach()
 
     @torch.no_grad()
@@ -184,15 +187,18 @@ class QLearning(Learning):
             epsilon = None
         elif epsilon is not None:
             epsilon = epsilon.reshape(-1, 1) if self.ring.runs is not None else epsilon
-        following = self.target_network(batch.after).float()
+        following: Tensor = self.target_network(batch.after)
+        if following.dtype != torch.float32:
+            following = following.float()
         value = next_value(following, online=online, epsilon=epsilon, mask=batch.mask)
         ended = batch.terminated if self.mask_terminated else None
         return bootstrapped_return(batch.reward, value, batch.discount, ended)
 
     @torch.no_grad()
-    def after_step(self, batch: Minibatch, error: Tensor) -> None:
+    def after_step(self, batch: Minibatch, error: Tensor | None) -> None:
         """See :class:`Learning`."""
-        self.ring.surprise(batch.rows, error)
+        if error is not None:
+            self.ring.surprise(batch.rows, error)
         share = self.due_share()
         if share:
             self.move_target(share)
@@ -279,14 +285,12 @@ class TorchRLLearning(Learning):
         found: TensorDictBase = self.replay.sample()
         return found
 
-    def loss(self, batch: TensorDictBase, epsilon: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: TensorDictBase, epsilon: Tensor | None = None) -> tuple[Tensor, None]:
         """See :class:`Learning`."""
         loss: Tensor = self.loss_module(batch).get("loss")
-        if self.runs is not None:
-            loss = loss.mean(-1)
-        return loss.reshape(-1), loss.detach()
+        return loss if self.runs is None else loss.mean(-1), None
 
-    def after_step(self, batch: TensorDictBase, error: Tensor) -> None:
+    def after_step(self, batch: TensorDictBase, error: Tensor | None) -> None:
         """See :class:`Learning`."""
         if self.target_updater is not None:
             self.target_updater.step()

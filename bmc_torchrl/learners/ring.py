@@ -43,7 +43,7 @@ class Minibatch(NamedTuple):
     reward: Tensor
     after: Tensor
     terminated: Tensor
-    discount: Tensor
+    discount: Tensor | float
     mask: Tensor | None
     weight: Tensor | None
     rows: Tensor
@@ -109,6 +109,8 @@ class RingReplay(nn.Module):
         if self.names:
             return
         for name, column in columns.items():
+            if name == "done" and self.n_steps == 1:
+                continue
             shape = (self.capacity, *self._row(column).shape[1:])
             empty = torch.zeros(shape, dtype=column.dtype, device=column.device)
             self.register_buffer(f"column_{name}", empty, persistent=False)
@@ -122,6 +124,11 @@ class RingReplay(nn.Module):
                 "largest", torch.ones(shape[1:] or (1,)).to(zeros), persistent=False
             )
 
+    def _column(self, name: str) -> Tensor:
+        column = self._buffers[f"column_{name}"]
+        assert column is not None
+        return column
+
     def _row(self, column: Tensor) -> Tensor:
         return column if self.runs is None else column.unsqueeze(0)
 
@@ -134,8 +141,8 @@ class RingReplay(nn.Module):
     def write(self, columns: Mapping[str, Tensor]) -> None:
         """The part of :meth:`add` that a graph can hold."""
         cursor = self.time % self.capacity
-        for name, column in columns.items():
-            self.get_buffer(f"column_{name}").index_copy_(0, cursor, self._row(column))
+        for name in self.names:
+            self._column(name).index_copy_(0, cursor, self._row(columns[name]))
         if self.priorities is not None:
             largest = self.largest if self.runs is None else self.largest.unsqueeze(0)
             self.priority.index_copy_(0, cursor, largest)
@@ -145,9 +152,10 @@ class RingReplay(nn.Module):
         """Transitions at `draws`, uniform on [0, 1), ``[*runs, batch]``; with replacement."""
         weight: Tensor | None = None
         if self.priorities is None:
-            held = self.time.clamp(max=self.capacity) - (self.n_steps - 1)
-            age = (draws * held).long() + (self.n_steps - 1)
-            rows = (self.time - 1 - age) % self.capacity
+            late = self.n_steps - 1
+            held = self.time.clamp(max=self.capacity)
+            age = (draws * (held - late if late else held)).long()
+            rows = (self.time - (1 + late) - age) % self.capacity
         else:
             rows, weight = self._by_priority(draws, self.priorities)
         return self._transitions(rows, weight)
@@ -180,14 +188,16 @@ class RingReplay(nn.Module):
         self.largest.copy_(torch.maximum(self.largest, priority.amax(-1)))
 
     def _transitions(self, rows: Tensor, weight: Tensor | None) -> Minibatch:
-        reward, terminated = self._at("reward", rows), self._at("terminated", rows)
-        after = self._at("after", rows)
-        mask = self._at("mask", rows) if "mask" in self.names else None
-        discount = torch.full_like(reward, self.gamma)
-        alive = ~self._at("done", rows) if self.n_steps > 1 else None
+        at = self._places(rows)
+        reward, terminated = self._at("reward", at), self._at("terminated", at)
+        after = self._at("after", at)
+        mask = self._at("mask", at) if "mask" in self.names else None
+        before, action = self._at("before", at), self._at("action", at)
+        discount: Tensor | float = self.gamma
+        alive = ~self._at("done", at) if self.n_steps > 1 else None
         for step in range(1, self.n_steps):
             assert alive is not None
-            later = (rows + step) % self.capacity
+            later = self._places((rows + step) % self.capacity)
             reward = reward + torch.where(alive, discount * self._at("reward", later), 0.0)
             terminated = torch.where(alive, self._at("terminated", later), terminated)
             shape = (*alive.shape, *[1] * (after.ndim - alive.ndim))
@@ -196,15 +206,20 @@ class RingReplay(nn.Module):
                 mask = torch.where(alive.unsqueeze(-1), self._at("mask", later), mask)
             discount = torch.where(alive, discount * self.gamma, discount)
             alive = alive & ~self._at("done", later)
-        before, action = self._at("before", rows), self._at("action", rows)
         return Minibatch(before, action, reward, after, terminated, discount, mask, weight, rows)
 
-    def _at(self, name: str, rows: Tensor) -> Tensor:
-        column = self.get_buffer(f"column_{name}")
+    def _places(self, rows: Tensor) -> Tensor:
+        """Where `rows` ``[*runs, batch]`` are among all runs' transitions."""
         if self.runs is None:
-            return column.index_select(0, rows)
-        run = torch.arange(self.runs, device=rows.device).unsqueeze(-1)
-        return column[rows, run]
+            return rows
+        return rows * self.runs + torch.arange(self.runs, device=rows.device).unsqueeze(-1)
+
+    def _at(self, name: str, places: Tensor) -> Tensor:
+        column = self._column(name)
+        if self.runs is None:
+            return column.index_select(0, places)
+        found = column.flatten(0, 1).index_select(0, places.view(-1))
+        return found.view(*places.shape, *found.shape[1:])
 
     def contents(self) -> dict[str, Tensor]:
         """Everything it holds, by name; empty before the first transition."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from bmc_torchrl.functional import greedy_return, mixture_return, uniform_return
+from bmc_torchrl.functional import greedy_value, mixture_return, uniform_value
 
 __all__ = ["LossFunction", "next_value", "td_loss"]
 
@@ -41,15 +41,16 @@ def next_value(
     if online is not None:
         legal = online if mask is None else online.masked_fill(~mask, -torch.inf)
         return value.gather(-1, legal.argmax(-1, keepdim=True)).squeeze(-1)
-    zero = torch.zeros_like(value[..., 0])
-    greedy = greedy_return(zero, value, 1.0, action_mask=mask)
-    if epsilon is None:
-        return greedy
-    return mixture_return(greedy, uniform_return(zero, value, 1.0, action_mask=mask), epsilon)
+    greedy = greedy_value(value, mask)
+    return (
+        greedy if epsilon is None else mixture_return(greedy, uniform_value(value, mask), epsilon)
+    )
 
 
-def td_loss(chosen: Tensor, target: Tensor, function: LossFunction = "l2") -> Tensor:
+def td_loss(
+    chosen: Tensor, target: Tensor, function: LossFunction = "l2", reduction: str = "none"
+) -> Tensor:
     """The loss of each transition, ``[*batch]``, as TorchRL's ``distance_loss`` has it."""
     if function == "l2":
-        return F.mse_loss(chosen, target, reduction="none")
-    return F.smooth_l1_loss(chosen, target, reduction="none")
+        return F.mse_loss(chosen, target, reduction=reduction)
+    return F.smooth_l1_loss(chosen, target, reduction=reduction)

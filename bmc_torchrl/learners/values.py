@@ -158,6 +158,8 @@ class RunLinear(nn.Module):
     def forward(self, features: Tensor, indices: bool = False) -> Tensor:
         """The layer's output ``[*runs, *batch, out]``."""
         if not self.run_shape and not indices:
+            if features.ndim == 2:
+                return torch.addmm(self.bias, features, self.weight)
             return F.linear(features, self.weight.mT, self.bias)
         runs, leading = math.prod(self.run_shape), features.shape[:-1]
         bias = self.bias.reshape(runs, 1, self.out_features)
@@ -242,16 +244,14 @@ class QNetwork(nn.Module):
             weight = self.layers[0].weight
             assert isinstance(weight, Tensor)
             features = features.to(weight.dtype)
-        *inner, _ = self.layers
-        for depth, layer in enumerate(inner):
-            features = layer(features, indices and depth == 0).relu()
-        return self._head(features, indices and not inner)
-
-    def _head(self, hidden: Tensor, indices: bool) -> Tensor:
-        advantage: Tensor = self.layers[-1](hidden, indices)
+        *inner, last = self.layers
+        for layer in inner:
+            features = layer(features, indices).relu()
+            indices = False
+        advantage: Tensor = last(features, indices)
         if self.state_value is None:
             return advantage
-        value: Tensor = self.state_value(hidden, indices)
+        value: Tensor = self.state_value(features, indices)
         return value + advantage - advantage.mean(-1, keepdim=True)
 
 

@@ -1,21 +1,27 @@
-"""Functions compiled whole on their first call, which is announced."""
+"""Functions compiled whole on their first call, and who waits for a compiler is told so."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 import torch
 
-__all__ = ["CompiledOnce"]
+__all__ = ["CompiledOnce", "announced"]
 
-_WHOLE: dict[str, Any] = {
-    "fullgraph": True,
-    "dynamic": False,
-    "isolate_recompiles": True,
-    "options": {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe},
+PATIENCE = 1.0
+"""Seconds that go by without a word: what is read from a disk takes less."""
+
+_WHOLE: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
+_GUARDED: dict[str, Any] = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+_UNGUARDED: dict[str, Any] = {
+    "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+    "size_asserts": False,
 }
 
 _log = logging.getLogger(__name__)
@@ -31,6 +37,8 @@ class CompiledOnce:
         name: what is said of it.
         enabled: if not, `function` runs eagerly.
         told: where that goes; by default to the module's logger, at level INFO.
+        guarded: whether each call checks that its tensors are still of the kind that it was
+            compiled for; if not, the caller sees to it.
 
     >>> CompiledOnce(lambda x: x + 1, "example", enabled=False)(1)
     2
@@ -43,23 +51,46 @@ class CompiledOnce:
         *,
         enabled: bool,
         told: TextIO | None = None,
+        guarded: bool = True,
     ) -> None:
         self.name, self.pending, self.told = name, enabled, told
-        self.function = torch.compile(function, **_WHOLE) if enabled else function
+        options = _GUARDED if guarded else _UNGUARDED
+        self.function = torch.compile(function, **_WHOLE, options=options) if enabled else function
 
     def __call__(self, *args: Any) -> Any:
         """Call the function; the first time, compile it and say so."""
         if not self.pending:
             return self.function(*args)
         self.pending = False
-        self._say(f"compiling {self.name}; torch caches most of it for the next job")
+        _say(f"compiling {self.name}; torch caches most of it for the next job", self.told)
         start = time.perf_counter()
         result = self.function(*args)
-        self._say(f"compiled {self.name} in {time.perf_counter() - start:.1f} s")
+        _say(f"compiled {self.name} in {time.perf_counter() - start:.1f} s", self.told)
         return result
 
-    def _say(self, text: str) -> None:
-        if self.told is None:
-            _log.info(text)
-        else:
-            print(text, file=self.told, flush=True)
+
+@contextlib.contextmanager
+def announced(name: str) -> Iterator[None]:
+    """Say on stderr that `name` is being compiled, and for how long it was, unless that is short.
+
+    >>> with announced("example"):
+    ...     pass
+    """
+    start = time.perf_counter()
+    text = f"compiling {name} (kept on disk for the next time)"
+    waiting = threading.Timer(PATIENCE, _say, [text, sys.stderr])
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
+    if (taken := time.perf_counter() - start) > PATIENCE:
+        _say(f"compiled {name} in {taken:.1f} s", sys.stderr)
+
+
+def _say(text: str, told: TextIO | None) -> None:
+    if told is None:
+        _log.info(text)
+    else:
+        print(text, file=told, flush=True)

@@ -18,6 +18,7 @@ from bmc_torchrl.learners.settings import (
     RunSettings,
 )
 from bmc_torchrl.learners.values import QNetwork, QTable, q_actor
+from bmc_torchrl.lockstep.numba.dqn import NumbaDQNEngine
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.lockstep.torch_dqn import DQNLockstep
 from bmc_torchrl.lockstep.torch_tabular import TabularLockstep
@@ -102,17 +103,20 @@ class Engine(Protocol):
 def engine_class(learner: LearnerSettings, device: torch.device) -> type[Engine] | None:
     """The engine of a learner on a device, None where there is none.
 
-    Tables are loops compiled by numba on a CPU, and tensors on a GPU. DQN is tensors on both.
+    On a CPU, tables and networks are loops compiled by numba; on a GPU they are tensors.
 
     >>> engine_class(ExpectedSarsaSettings(learning_rate=0.5), torch.device("cuda")).__name__
     'TabularLockstep'
     """
-    tables = NumbaTabularEngine if device.type == "cpu" else TabularLockstep
-    engines: dict[type, type[Engine]] = {
-        ExpectedSarsaSettings: tables,
+    loops: dict[type, type[Engine]] = {
+        ExpectedSarsaSettings: NumbaTabularEngine,
+        PublishedDQNSettings: NumbaDQNEngine,
+    }
+    tensors: dict[type, type[Engine]] = {
+        ExpectedSarsaSettings: TabularLockstep,
         PublishedDQNSettings: DQNLockstep,
     }
-    return engines.get(type(learner))
+    return (loops if device.type == "cpu" else tensors).get(type(learner))
 
 
 def make_engine(
@@ -132,7 +136,7 @@ def make_engine(
 
 def greedy_actor(engine: Engine, env: EnvBase) -> QValueActor:
     """What the runs of `engine` have learned, as an actor in `env`, batch size ``[runs, …]``."""
-    if isinstance(engine, DQNLockstep):
+    if isinstance(engine, DQNLockstep | NumbaDQNEngine):
         network, key = build_network(env, engine.runs, engine.learner.hidden)
         engine.export(next(part for part in network.modules() if isinstance(part, QNetwork)))
         return q_actor(network, env.num_actions, in_key=key)

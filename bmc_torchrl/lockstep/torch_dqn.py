@@ -32,6 +32,9 @@ EMBED_BEYOND = 32
 SMALLEST_BLOCK = 6
 """Lanes below which halving a block saves nothing: what is left is the cost of a call."""
 
+ADAM_SETTLES = 40_000
+"""Steps of Adam after which the bias correction is 1, in float64 too."""
+
 
 class DQNDraws(NamedTuple):
     """All uniforms of some vector steps, in the order in which the TorchRL path draws them.
@@ -50,8 +53,8 @@ class DQNDraws(NamedTuple):
 class DQNLockstep(Lockstep):
     """DQN with experience replay and no target network, one network per lane.
 
-    Lanes learn in blocks of equal size, each small enough for the cache; blocks whose lanes have
-    all finished are not computed, and lanes move between blocks so that this happens soon. The last
+    Lanes learn in blocks of equal size, one by default; blocks whose lanes have all finished are
+    not computed, and lanes move between blocks so that this happens soon. The last
     block is halved whenever half of its lanes have finished, so that a few long runs do not keep
     the others' lanes computing.
 
@@ -62,7 +65,8 @@ class DQNLockstep(Lockstep):
         learner: how the networks look and learn.
         network: initial weights to use instead, ``runs=[runs]``; :meth:`export` gives the trained
             ones.
-        block: lanes learnt at once; the largest divisor of the runs up to it is taken.
+        block: lanes learnt at once, where memory is short; the largest divisor of the runs up to
+            it is taken.
         **options: see :class:`Lockstep`.
 
     >>> from bmc_torchrl.envs import SubgoalGridEnv
@@ -89,7 +93,7 @@ class DQNLockstep(Lockstep):
         learner: PublishedDQNSettings,
         *,
         network: QNetwork | None = None,
-        block: int = 250,
+        block: int | None = None,
         **options: Any,
     ) -> None:
         if run.next_action != "after":
@@ -98,7 +102,8 @@ class DQNLockstep(Lockstep):
             )
         super().__init__(env, strategy, run, **options)
         self.learner = learner
-        self.block = max(d for d in range(1, min(block, self.runs) + 1) if self.runs % d == 0)
+        most = min(block or self.runs, self.runs)
+        self.block = max(d for d in range(1, most + 1) if self.runs % d == 0)
         self.needs_index = strategy.state_key is not None
         self.needs_change = "value_change" in strategy.in_keys
         self._make_networks(self._drawn_network() if network is None else network)
@@ -140,6 +145,8 @@ class DQNLockstep(Lockstep):
         self.replay = torch.zeros(self.runs, self.learner.capacity, width, device=self.device)
         self.lanes = torch.arange(self.runs, device=self.device)
         self.blocks = self.runs // self.block
+        rates = adam_rates(self.learner.learning_rate, 1, ADAM_SETTLES)
+        self.rates = torch.tensor(rates, dtype=torch.float32).to(self.device)
         self.value = self.network.forward(self.flat, self._inputs(self.state.unsqueeze(1)))[-1]
         self.value = self.value.squeeze(-1).contiguous()
         self.learned = torch.zeros(self.runs, 2 * domain.num_actions + 2, device=self.device)
@@ -169,14 +176,14 @@ class DQNLockstep(Lockstep):
             time: number of vector steps taken before.
         """
         steps, learner = len(draws.act), self.learner
-        clock = torch.arange(time + 1, time + 1 + steps)
-        filled = clock.clamp(max=learner.capacity).to(self.device)
+        batch, epochs = learner.batch_size, learner.epochs
+        clock = torch.arange(time + 1, time + 1 + steps, device=self.device)
+        filled = clock.clamp(max=learner.capacity)
         rows = sampled_rows(draws.sample, filled)
         noise = self.domain.transition_noise(draws.noise.transition)
-        batch, epochs = learner.batch_size, learner.epochs
-        first = [max(time + i + 1 - batch, 0) * epochs + 1 for i in range(steps)]
-        rates = [adam_rates(learner.learning_rate, number, epochs) for number in first]
-        rates_now = torch.tensor(rates, dtype=torch.float32).to(self.device)
+        first = (clock - batch).clamp(min=0).unsqueeze(-1) * epochs
+        number = first + torch.arange(epochs, device=self.device)
+        rates_now = self.rates[number.clamp(max=ADAM_SETTLES - 1)]
         for i in range(steps):
             index, epsilon, seen, *states = self._interact(
                 draws.act[i], noise[i], draws.noise.reset[i]
@@ -281,8 +288,6 @@ class DQNLockstep(Lockstep):
 
     def _keep(self, ends: Tensor) -> None:
         """Remember the networks of the lanes whose episode has just ended, for their test."""
-        if self.device.type == "cpu" and not bool(ends.any()):
-            return
         mask = ends[self.lanes].unsqueeze(-1)
         torch.where(mask, self.flat, self.snapshot, out=self.snapshot)
 

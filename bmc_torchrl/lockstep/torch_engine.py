@@ -46,7 +46,6 @@ class Lockstep(ABC):
         run: how long, how tested, from which seed.
         test_slots: how many lanes are tested together.
         compiled: whether to compile.
-        threads: of torch in this process; None leaves it as it is.
     """
 
     def __init__(
@@ -57,10 +56,7 @@ class Lockstep(ABC):
         *,
         test_slots: int = 128,
         compiled: bool = True,
-        threads: int | None = None,
     ) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
         self.domain = env.lanes()
         self.runs = _checked_runs(env, strategy)
         self.device = self.domain.device

@@ -26,6 +26,11 @@ __all__ = [
 PADDING_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
 """Where ``split_trajectories`` and the trainers mark what is a real step and what is padding."""
 
+SKIPPED = ("mask", "foreign", "nonfinite")
+"""Why a frame is left out: a mask says that it is padding or of a run that has finished; this
+policy did not take it; or what was to be learned from it is not finite. Each has one cause, the
+first that applies."""
+
 # The only check that neither makes the host wait for the device nor breaks a compiled graph. It is
 # not public; without it, the host waits.
 _assert_async: Callable[[Tensor, str], None] | None = getattr(torch, "_assert_async", None)
@@ -42,7 +47,8 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     A subclass defines :attr:`eps`; :meth:`epsilon`, if ε depends on more than the run; and, if it
     learns, :attr:`in_keys`, :meth:`read` (all that can go wrong) and :meth:`learn` (all that
     changes), so that an update that raises has changed nothing. For the numba engine it defines
-    :meth:`scalars` and, if it learns, :meth:`load_scalars`.
+    :meth:`scalars` and, if it learns, :meth:`load_scalars`. To have frames counted that are left
+    out, it calls :meth:`register_skipped` and defines :meth:`learned_from`.
 
     A transition has the strategy's batch shape (one step) or more dimensions: those beyond
     `batch_shape` are walked in order, time slowest. Time is the dimension that TorchRL named
@@ -102,6 +108,22 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """Whether ε never changes unless :meth:`update` is called."""
         return type(self).learn is not EpsilonStrategy.learn
 
+    @property
+    def waits(self) -> bool:
+        """Whether ε moves only where an episode ends."""
+        return False
+
+    @property
+    def learned(self) -> Tensor | None:
+        """How many frames have taught it, ``[*batch_shape]``; None if that is not counted."""
+        return None
+
+    @property
+    def skipped(self) -> dict[str, Tensor]:
+        """How many frames were left out, by the causes in ``SKIPPED`` that it counts."""
+        found = ((cause, getattr(self, f"skipped_{cause}", None)) for cause in SKIPPED)
+        return {cause: count for cause, count in found if count is not None}
+
     def epsilon(self, tensordict: TensorDictBase) -> Tensor:
         """ε to act with, that of the run unless a subclass says more.
 
@@ -113,7 +135,13 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """
         return self.eps
 
-    def update(self, transition: TensorDictBase, taken: Tensor | None = None) -> None:
+    def update(
+        self,
+        transition: TensorDictBase,
+        taken: Tensor | None = None,
+        *,
+        mask_keys: Sequence[NestedKey] = PADDING_KEYS,
+    ) -> None:
         """Learn from transitions, in order; if this raises, nothing has changed.
 
         Args:
@@ -121,12 +149,18 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             taken (Tensor, optional): where the policy took the action, of the transition's batch
                 size, or with the agents' dimensions beyond. What it did not take, and what is
                 padding, teaches nothing. Default: everywhere.
+            mask_keys (sequence of NestedKey, optional): where bool entries of the transition's
+                batch size say what is a real step and what is padding; ``()`` for nowhere.
+                Default: where TorchRL's collectors and ``split_trajectories`` do.
         """
         if taken is not None:
             taken = _checked_mark(transition, taken)
         if transition.batch_dims > 1:
             transition, taken = _time_last(transition, taken)
-        self.learn(*self.read(transition, _without_padding(transition, taken)))
+        real = _real_steps(transition, mask_keys)
+        self.learn(*self.read(transition, _both(taken, real)))
+        if taken is not None or real is not None:
+            self.count_skipped(transition, taken, real)
 
     def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Any, ...]:
         """The first half of :meth:`update`: read and check, and change nothing.
@@ -146,6 +180,61 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         Args:
             *columns (Any): what :meth:`read` returned.
         """
+
+    def learned_from(self, transition: TensorDictBase) -> Tensor | None:
+        """The entry that has one value per frame (and agent) that may teach.
+
+        Args:
+            transition (TensorDictBase): ``[*batch]``.
+
+        Returns:
+            ``[*batch]`` or ``[*batch, *agents]``; None if frames that are left out are not counted.
+        """
+        return None
+
+    def register_skipped(self, *causes: str) -> None:
+        """Count the frames that are left out, by cause.
+
+        Args:
+            *causes (str): of ``SKIPPED``.
+        """
+        for cause in causes:
+            count = torch.zeros(self.batch_shape, dtype=torch.int64)
+            self.register_buffer(f"skipped_{cause}", count)
+
+    def count_skipped(
+        self,
+        transition: TensorDictBase,
+        taken: Tensor | None,
+        real: Tensor | None,
+        runs: slice | None = None,
+    ) -> None:
+        """Count what a mark or a mask leaves out.
+
+        Args:
+            transition (TensorDictBase): the transitions, time their last dimension.
+            taken (Tensor, optional): where the policy took the action.
+            real (Tensor, optional): where there is no padding.
+            runs (slice, optional): which of the transition's runs are the strategy's.
+                Default: all.
+        """
+        like = self.learned_from(transition)
+        if like is None:
+            return
+        if real is not None:
+            real = self.mark_like(real, like)
+            self._skip("mask", transition, ~real, runs)
+        if taken is not None:
+            foreign = ~self.mark_like(taken, like)
+            self._skip("foreign", transition, foreign if real is None else foreign & real, runs)
+
+    def _skip(
+        self, cause: str, transition: TensorDictBase, where: Tensor, runs: slice | None
+    ) -> None:
+        where, timed = where if runs is None else where[runs], has_time(transition)
+        if where.shape != self.batch_shape or where.ndim != transition.batch_dims or timed:
+            where = time_major(where, transition.batch_dims, self.batch_shape, timed).sum(0)
+        getattr(self, f"skipped_{cause}").add_(where)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """What is worth logging beside ε, by metric name.
@@ -212,10 +301,14 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         """
         value: Tensor | None = tensordict.get(key, None)
         if value is None:
+            remedy = (
+                "It is a discrete state: pass state_key=, or leave out num_states= for one ε."
+                if key == self.state_key
+                else "Returns are written by OneStepReturns: explore.update(returns(transition))."
+            )
             raise KeyError(
                 f"{type(self).__name__} needs the key {key!r}, and the tensordict has "
-                f"{sorted(map(str, tensordict.keys(True, True)))}. Returns are written by "
-                "OneStepReturns: explore.update(returns(transition))."
+                f"{sorted(map(str, tensordict.keys(True, True)))}. {remedy}"
             )
         if value.device != buffer.device:
             raise ValueError(
@@ -270,7 +363,7 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         value = self.entry(tensordict, key, buffer)
         if isinstance(key, tuple) and len(key) > 1:
             owner = tensordict.get(key[:-1])
-        return state_index(value, owner.batch_dims, num_states)
+        return state_index(value, owner.batch_dims, num_states, key)
 
     def _at_state(self, table: Tensor, tensordict: TensorDictBase) -> Tensor:
         """The entries of a table ``[*batch_shape, states]`` at the current states."""
@@ -285,16 +378,24 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             )
         if state.ndim < len(self.batch_shape):
             state = expand_right(state, self.batch_shape)
-        return gather_state(table, state)
+        if torch.compiler.is_compiling():
+            return gather_state(table, state)
+        try:
+            return gather_state(table, state)
+        except RuntimeError as error:
+            raise RuntimeError(self._out_of_range(table.shape[-1])) from error
+
+    def _out_of_range(self, num_states: int) -> str:
+        return (
+            f"{type(self).__name__}: {self.state_key!r} must be an index from 0 to "
+            f"{num_states - 1}; raise num_states= if there are more states, or pass state_key= if "
+            "the state is elsewhere."
+        )
 
     def _state_left(self, transition: TensorDictBase, num_states: int, like: Tensor) -> Tensor:
         """The state of each transition in the shape of `like`; an error if one is out of range."""
         state: Tensor = expand_as_right(self._state(transition, num_states, like), like)
-        _require(
-            ((state >= 0) & (state < num_states)).all(),
-            f"{type(self).__name__}: {self.state_key!r} must be an index from 0 to "
-            f"{num_states - 1}; raise num_states= if there are more states.",
-        )
+        _require(((state >= 0) & (state < num_states)).all(), self._out_of_range(num_states))
         return state
 
     def extra_repr(self) -> str:
@@ -367,13 +468,17 @@ def time_major(
     return value.permute(order).reshape(-1, *batch_shape)
 
 
-def state_index(value: Tensor, batch_dims: int, num_states: int) -> Tensor:
+def state_index(
+    value: Tensor, batch_dims: int, num_states: int, key: NestedKey = "state"
+) -> Tensor:
     """A discrete state as an index.
 
     Args:
-        value (Tensor): an index ``[*batch]`` or ``[*batch, 1]``, or a one-hot vector.
+        value (Tensor): an index ``[*batch]`` or ``[*batch, 1]``, or a one-hot vector of bools or
+            integers. Numbers with a fraction are neither.
         batch_dims (int): number of batch dimensions.
         num_states (int): how many states there are.
+        key (NestedKey, optional): where it was found, for the error. Default: ``"state"``.
 
     Returns:
         int64 ``[*batch]``.
@@ -382,15 +487,22 @@ def state_index(value: Tensor, batch_dims: int, num_states: int) -> Tensor:
         >>> state_index(torch.tensor([[0, 0, 1], [1, 0, 0]]), 1, 3)
         tensor([2, 0])
     """
-    if value.ndim == batch_dims + 1:
-        one_hot = value.shape[-1] == num_states and num_states > 1
-        value = value.to(torch.uint8).argmax(-1) if one_hot else value.squeeze(-1)
-    if value.is_floating_point() or value.dtype == torch.bool:
-        raise TypeError(
-            f"A discrete state must be an integer index or a one-hot vector of {num_states}, got "
-            f"{value.dtype} of shape {tuple(value.shape)}."
+    wanted = (
+        f"The state at {key!r} must be an integer index or a one-hot vector of num_states="
+        f"{num_states} bools or integers, got {value.dtype} of shape {tuple(value.shape)}"
+    )
+    remedy = "pass state_key= if the discrete state is elsewhere, or another num_states=."
+    vector = value.ndim == batch_dims + 1
+    one_hot = vector and value.shape[-1] == num_states and num_states > 1
+    if value.is_floating_point() or (value.dtype == torch.bool and not one_hot):
+        raise TypeError(f"{wanted}: {remedy}")
+    if one_hot:
+        _require(
+            (((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)).all(),
+            f"{wanted} that has not a single 1: {remedy}",
         )
-    return value.long()
+        value = value.to(torch.uint8).argmax(-1)
+    return (value.squeeze(-1) if vector and not one_hot else value).long()
 
 
 def gather_state(table: Tensor, state: Tensor) -> Tensor:
@@ -447,7 +559,12 @@ def _checked_mark(transition: TensorDictBase, taken: Tensor) -> Tensor:
             f"taken has shape {tuple(taken.shape)}, which does not start with the transition's "
             f"batch size {tuple(transition.batch_size)}: mark every step."
         )
-    return taken.bool()
+    if taken.dtype != torch.bool:
+        raise TypeError(
+            f"taken must be bool, got {taken.dtype}: if it is an entry of yours that means "
+            "something else, pass taken_key= to the exploration module."
+        )
+    return taken
 
 
 def _time_last(
@@ -462,17 +579,46 @@ def _time_last(
     return transition.permute(*order, time), None if taken is None else taken.movedim(time, last)
 
 
-def _without_padding(transition: TensorDictBase, taken: Tensor | None) -> Tensor | None:
-    """`taken`, without what TorchRL's masks mark as padding."""
-    for key in PADDING_KEYS:
+def _real_steps(transition: TensorDictBase, mask_keys: Sequence[NestedKey]) -> Tensor | None:
+    """Where masks say that there is no padding, bool ``[*batch]``; None if there is no mask."""
+    found: Tensor | None = None
+    for key in mask_keys:
+        real = _mask_at(transition, key)
+        if real is not None:
+            found = real if found is None else found & real
+    return found
+
+
+def _mask_at(transition: TensorDictBase, key: NestedKey) -> Tensor | None:
+    refused = "pass mask_keys= with the places of the masks of real steps, or () for none."
+    try:
         real: Tensor | None = transition.get(key, None)
-        # Another "mask" than that of steps, such as one of actions, has more dimensions.
-        if real is None or (key == "mask" and real.shape != transition.batch_size):
-            continue
-        if real.ndim > transition.batch_dims:
-            real = real.flatten(transition.batch_dims).any(-1)
-        taken = real.bool() if taken is None else taken & expand_as_right(real.bool(), taken)
-    return taken
+    except ValueError as error:
+        raise TypeError(
+            f"There cannot be a mask at {key!r}, {key[0]!r} is a tensor: {refused}"
+        ) from error
+    size, dims = transition.batch_size, transition.batch_dims
+    if real is None:
+        if key in PADDING_KEYS:
+            return None
+        raise KeyError(f"No mask at {key!r}: {refused}")
+    # Another "mask" than that of steps, such as one of actions, has more dimensions.
+    if key == "mask" and isinstance(real, Tensor) and real.shape[dims:].numel() > 1:
+        return None
+    if not isinstance(real, Tensor) or real.dtype != torch.bool or real.shape[:dims] != size:
+        kind = real.dtype if isinstance(real, Tensor) else type(real).__name__
+        raise TypeError(
+            f"{key!r} is read as a mask of real steps, bool of shape {tuple(size)}, and is {kind} "
+            f"of shape {tuple(real.shape)}. If it means something else, {refused}"
+        )
+    return real.flatten(dims).any(-1) if real.ndim > dims else real
+
+
+def _both(taken: Tensor | None, real: Tensor | None) -> Tensor | None:
+    if taken is None or real is None:
+        return real if taken is None else taken
+    both: Tensor = taken & expand_as_right(real, taken)
+    return both
 
 
 def _require(condition: Tensor, message: str) -> None:

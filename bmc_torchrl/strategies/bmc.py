@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from bmc_torchrl.functional import (
 from bmc_torchrl.likelihoods import Likelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import (
+    SKIPPED,
     EpsilonStrategy,
     gather_state,
     has_time,
@@ -34,7 +36,13 @@ from bmc_torchrl.strategies.scalar import (
     ScalarForm,
     ScalarRule,
 )
-from bmc_torchrl.strategies.walks import bmc_walk, can_walk
+from bmc_torchrl.strategies.walks import (
+    bmc_step_in_place,
+    bmc_walk,
+    can_step_in_place,
+    can_walk,
+    in_place,
+)
 
 # What compiles a walk through time into one loop of the graph is not public. Without it, the walk
 # is unrolled: as many copies of the step as there are steps.
@@ -155,7 +163,7 @@ class BMCRule(ScalarRule):
     """:func:`bmc_step` with the Student-t likelihood, for one run.
 
     Parameters are μ₀, τ₀, a₀ and b₀; memory is ε, α, β, the number, mean and squared deviations of
-    the returns, the last log evidence ratio, and how many transitions were skipped.
+    the returns, the log evidence ratios' sum, and how many transitions were skipped.
     """
 
     @staticmethod
@@ -175,7 +183,6 @@ class BMCRule(ScalarRule):
     ) -> None:
         """Lines 12–15 of Algorithm 1; returns that are not :func:`usable` are skipped."""
         if not greedy * greedy + uniform * uniform < LARGEST_RETURN**2:
-            memory[6] = 0.0
             memory[7] += 1
             return
         mu0, tau0, a0, b0 = parameters[0], parameters[1], parameters[2], parameters[3]
@@ -192,7 +199,8 @@ class BMCRule(ScalarRule):
         ratio = log_evidence_ratio_of(greedy - uniform, alpha, beta, a, b)
         alpha, beta = moments_matched(alpha, beta, ratio)
         memory[0], memory[1], memory[2] = alpha / (alpha + beta), alpha, beta
-        memory[3], memory[4], memory[5], memory[6] = count, mean, m2, ratio
+        memory[3], memory[4], memory[5] = count, mean, m2
+        memory[6] += ratio
 
 
 class BMCEpsilon(EpsilonStrategy):
@@ -200,8 +208,8 @@ class BMCEpsilon(EpsilonStrategy):
 
     Every transition is evidence for one of two models of the return: "greedy", which trusts the
     current action values, and "uniform", which trusts none of them. Reads the returns that
-    :class:`~bmc_torchrl.OneStepReturns` writes. Returns that are not finite are skipped and
-    counted in ``skipped``.
+    :class:`~bmc_torchrl.OneStepReturns` writes. What teaches nothing (padding, frames of other
+    policies, returns that are not finite) is counted by cause in :attr:`skipped`.
 
     Likelihood and prior are in the ``state_dict``: a checkpoint says what it is of, and loading it
     brings them back.
@@ -309,11 +317,26 @@ class BMCEpsilon(EpsilonStrategy):
         if self.offline:
             self.register_buffer("pending_alpha", self.alpha.clone())
             self.register_buffer("pending_beta", self.beta.clone())
-        self.log_evidence_ratio: Tensor
-        self.skipped: Tensor
-        last = torch.zeros(self.batch_shape, dtype=torch.float64)
-        self.register_buffer("log_evidence_ratio", last)
-        self.register_buffer("skipped", torch.zeros(self.batch_shape, dtype=torch.int64))
+        self.log_evidence: Tensor
+        self.skipped_nonfinite: Tensor
+        none = torch.zeros(self.batch_shape, dtype=torch.float64)
+        self.register_buffer("log_evidence", none)
+        self.register_skipped(*SKIPPED)
+
+    @property
+    def waits(self) -> bool:
+        """Whether updates are offline."""
+        return self.offline
+
+    @property
+    def learned(self) -> Tensor:
+        """How many frames have taught it, ``[*batch_shape]``."""
+        return self.return_count if self.num_states is None else self.return_count.sum(-1)
+
+    def learned_from(self, transition: TensorDictBase) -> Tensor | None:
+        """The greedy return."""
+        value: Tensor = transition.get(self.return_keys[0])
+        return value
 
     @property
     def mean(self) -> Tensor:
@@ -373,11 +396,12 @@ class BMCEpsilon(EpsilonStrategy):
         return alpha / (alpha + beta)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The posterior of each run, averaged over states; the last evidence; what was skipped."""
+        """The posterior of each run, averaged over states; the evidence; what was skipped."""
         alpha, beta, variance = self.alpha, self.beta, self.return_variance
         if self.num_states is not None:
             alpha, beta, variance = alpha.mean(-1), beta.mean(-1), variance.mean(-1)
-        return _named(alpha, beta, variance, self.log_evidence_ratio, self.skipped.double())
+        causes = (self.skipped[cause].double() for cause in SKIPPED)
+        return _named(alpha, beta, variance, self.log_evidence, *causes)
 
     def scalars(self) -> ScalarForm:
         """Prior and posterior; online, with one Student-t posterior per run."""
@@ -398,12 +422,12 @@ class BMCEpsilon(EpsilonStrategy):
         )
 
     def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
-        """Take over the posterior, the last evidence and what was skipped."""
+        """Take over the posterior, the evidence and what was skipped."""
         for buffer, column in zip(self._remembered(), memory.unbind(-1)[1:], strict=False):
             buffer.copy_(column)
 
     def _remembered(self) -> tuple[Tensor, ...]:
-        return (*self._posterior(), self.log_evidence_ratio, self.skipped)
+        return (*self._posterior(), self.log_evidence, self.skipped_nonfinite)
 
     @staticmethod
     def scalar_diagnostics(memory: Tensor) -> dict[str, Tensor]:
@@ -415,8 +439,11 @@ class BMCEpsilon(EpsilonStrategy):
         Returns:
             ``[*batch]`` each.
         """
-        _, alpha, beta, count, mean, m2, ratio, skipped, *_ = memory.unbind(-1)
-        return _named(alpha, beta, Moments(count, mean, m2).variance, ratio, skipped)
+        _, alpha, beta, count, mean, m2, evidence, nonfinite, *_ = memory.unbind(-1)
+        # An engine of rules masks nothing and meets no other policy's frames.
+        none = nonfinite * 0
+        variance = Moments(count, mean, m2).variance
+        return _named(alpha, beta, variance, evidence, none, none, nonfinite)
 
     def _posterior(self) -> BMCPosterior:
         alpha, beta = self.alpha, self.beta
@@ -451,13 +478,17 @@ class BMCEpsilon(EpsilonStrategy):
         if greedy.ndim > len(self.batch_shape) and self._has_rule and can_walk(greedy):
             self._walk_in_one(greedy, uniform, taken, *more)
             return
+        one_step = greedy.ndim == len(self.batch_shape)
+        if one_step and self._has_rule and can_step_in_place(greedy):
+            self._step_in_place(greedy, uniform, taken, *more)
+            return
         learns = taken & usable(greedy, uniform)
         skipped = taken ^ learns
-        if greedy.ndim == len(self.batch_shape):
-            self.skipped.add_(skipped)
+        if one_step:
+            self.skipped_nonfinite.add_(skipped)
             self._step(learns, greedy, uniform, *more)
             return
-        self.skipped.add_(skipped.sum(0))
+        self.skipped_nonfinite.add_(skipped.sum(0))
         if not more:
             self._walk(learns, greedy, uniform)
             return
@@ -487,6 +518,32 @@ class BMCEpsilon(EpsilonStrategy):
     def _has_rule(self) -> bool:
         return type(self.likelihood) is StudentTLikelihood
 
+    def _step_in_place(
+        self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
+    ) -> None:
+        """One step by :class:`BMCRule`."""
+        rest = list(state_and_done)
+        state = None if self.num_states is None else rest.pop(0)
+        bmc_step_in_place(self._memory_in_place(), taken, greedy, uniform, state)
+        if self.offline:
+            self._release(rest.pop(0))
+
+    def _memory_in_place(self) -> list[Any]:
+        """Prior and posterior as numba sees them, looked up anew once a buffer is elsewhere."""
+        prior = self.likelihood
+        buffers = itertools.chain(prior._buffers.values(), self._buffers.values())
+        where = [0 if buffer is None else buffer.data_ptr() for buffer in buffers]
+        known: tuple[list[int], list[Any]] | None = self.__dict__.get("_known_memory")
+        if known is None or known[0] != where:
+            assert isinstance(prior, StudentTLikelihood)
+            own = (prior.mu0, prior.tau0, prior.a0, prior.b0, *self._remembered())
+            known = self.__dict__["_known_memory"] = where, in_place(own)
+        return known[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without addresses, which mean nothing in a copy."""
+        return {name: own for name, own in self.__dict__.items() if name != "_known_memory"}
+
     def _walk_in_one(
         self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
     ) -> None:
@@ -496,7 +553,7 @@ class BMCEpsilon(EpsilonStrategy):
         posterior = self._posterior()
         zeros, states = torch.zeros_like(self.alpha), self.num_states or 1
         columns = [self.mean, *posterior, zeros, zeros]
-        memory, held, last = bmc_walk(
+        memory, held, evidence = bmc_walk(
             torch.stack([prior.mu0, prior.tau0, prior.a0, prior.b0], -1).view(-1, 4),
             torch.stack(columns, -1).view(-1, states, len(columns)),
             torch.stack([self.alpha, self.beta], -1).view(-1, states, 2),
@@ -506,10 +563,10 @@ class BMCEpsilon(EpsilonStrategy):
         )
         shape = self.alpha.shape
         _, *after, _, skipped = (x.reshape(shape) for x in memory.unbind(-1))
-        self._write(posterior, BMCPosterior(*after), last.view(self.batch_shape))
+        self._write(posterior, BMCPosterior(*after), evidence.view(self.batch_shape))
         if self.num_states is not None:
             skipped = skipped.sum(-1)
-        self.skipped.add_(skipped.long())
+        self.skipped_nonfinite.add_(skipped.long())
         if self.offline:
             for buffer, value in zip((self.alpha, self.beta), held.unbind(-1), strict=True):
                 buffer.copy_(value.reshape(shape))
@@ -530,21 +587,23 @@ class BMCEpsilon(EpsilonStrategy):
             carry, ratios = scan(
                 body, tuple(x.clone() for x in posterior), (learns, greedy, uniform)
             )
-            result, ratio = BMCPosterior(*carry), ratios[-1]
+            result, evidence = BMCPosterior(*carry), ratios.sum(0)
         else:
-            result, ratio = posterior, self.log_evidence_ratio
+            result, evidence = posterior, torch.zeros_like(self.log_evidence)
             for which, g, u in zip(*(x.unbind(0) for x in (learns, greedy, uniform)), strict=True):
                 result, ratio = bmc_step(result, g, u, which, self.likelihood)
-        self._write(posterior, result, ratio)
+                evidence = evidence + ratio
+        self._write(posterior, result, evidence)
 
     def _write(self, buffers: BMCPosterior, values: BMCPosterior, ratio: Tensor) -> None:
-        into, values_and_ratio = [*buffers, self.log_evidence_ratio], [*values, ratio]
+        into = [*buffers, self.log_evidence]
+        what = [*values, self.log_evidence + ratio]
         # Inductor 2.13 miscompiles the fused copy.
         if _foreach_copy is None or torch.compiler.is_compiling():
-            for buffer, value in zip(into, values_and_ratio, strict=True):
+            for buffer, value in zip(into, what, strict=True):
                 _put(buffer, value)
         else:
-            _foreach_copy(into, values_and_ratio)
+            _foreach_copy(into, what)
 
     def _step(
         self, learns: Tensor, greedy: Tensor, uniform: Tensor, *state_and_done: Tensor
@@ -562,11 +621,16 @@ class BMCEpsilon(EpsilonStrategy):
         else:
             for buffer, value in zip(buffers, after, strict=True):
                 buffer.scatter_(-1, index.unsqueeze(-1), value.unsqueeze(-1))
-            _put(self.log_evidence_ratio, ratio)
+            _put(self.log_evidence, self.log_evidence + ratio)
         if self.offline:
-            done = rest.pop(0) if self.num_states is None else rest.pop(0).unsqueeze(-1)
-            _put(self.alpha, torch.where(done, buffers.alpha, self.alpha))
-            _put(self.beta, torch.where(done, buffers.beta, self.beta))
+            self._release(rest.pop(0))
+
+    def _release(self, done: Tensor) -> None:
+        """Act with what was learned, where the episode ended."""
+        if self.num_states is not None:
+            done = done.unsqueeze(-1)
+        _put(self.alpha, torch.where(done, self.pending_alpha, self.alpha))
+        _put(self.beta, torch.where(done, self.pending_beta, self.beta))
 
     def extra_repr(self) -> str:
         """ε and its posterior."""
@@ -577,15 +641,15 @@ class BMCEpsilon(EpsilonStrategy):
 
 
 def _named(
-    alpha: Tensor, beta: Tensor, variance: Tensor, ratio: Tensor, skipped: Tensor
+    alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor, *skipped: Tensor
 ) -> dict[str, Tensor]:
     return {
         "posterior/alpha": alpha,
         "posterior/beta": beta,
         "posterior/return_variance": variance,
         "posterior/strength": alpha + beta,
-        "posterior/log_evidence_ratio": ratio,
-        "skipped": skipped,
+        "posterior/log_evidence": evidence,
+        **{f"skipped/{cause}": count for cause, count in zip(SKIPPED, skipped, strict=True)},
     }
 
 

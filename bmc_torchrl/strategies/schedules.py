@@ -73,17 +73,35 @@ class _AnnealedByEpisodes(EpsilonStrategy):
         self.initial: Tensor
         self.episodes: Tensor
         self.register_buffer("initial", _probability(initial, batch_shape, "initial"))
+        self.frames: Tensor
         self.register_buffer("episodes", torch.zeros(self.batch_shape, dtype=torch.int64))
+        self.register_buffer("frames", torch.zeros(self.batch_shape, dtype=torch.int64))
+        self.register_skipped("mask", "foreign")
+
+    @property
+    def waits(self) -> bool:
+        """True: ε follows the episodes."""
+        return True
+
+    @property
+    def learned(self) -> Tensor:
+        """How many frames :meth:`update` has counted."""
+        return self.frames
+
+    def learned_from(self, transition: TensorDictBase) -> Tensor | None:
+        """Where an episode ended."""
+        return self._done(transition, self.episodes)
 
     def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
-        """Where an episode ended, ``[steps, *batch_shape]``."""
+        """Where an episode ended and which frames count, ``[steps, *batch_shape]``."""
         done = self._done(transition, self.episodes)
-        return (self.steps(transition, done & self.mark_like(taken, done)),)
+        counted = self.mark_like(taken, done)
+        return self.steps(transition, done & counted), self.steps(transition, counted)
 
     def learn(self, *columns: Tensor) -> None:
         """Count."""
-        (ended,) = columns
-        self.episodes += ended.sum(0)
+        for clock, counted in zip((self.episodes, self.frames), columns, strict=True):
+            clock += counted.sum(0)
 
     def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
         """Take over the number of episodes."""
@@ -259,6 +277,7 @@ class LinearEpsilon(EpsilonStrategy):
         if bool((self.final > self.initial).any()):
             raise ValueError(f"final must not exceed initial, got {final} > {initial}.")
         self.register_buffer("frames", torch.zeros(self.batch_shape, dtype=torch.int64))
+        self.register_skipped("mask", "foreign")
 
     @property
     def eps(self) -> Tensor:
@@ -269,6 +288,15 @@ class LinearEpsilon(EpsilonStrategy):
     def needs_update(self) -> bool:
         """Unless the clock is :meth:`step`."""
         return self.count_by == "update"
+
+    @property
+    def learned(self) -> Tensor:
+        """How many frames were counted."""
+        return self.frames
+
+    def learned_from(self, transition: TensorDictBase) -> Tensor | None:
+        """Where an episode ended, if the clock is :meth:`update`."""
+        return None if self.count_by == "step" else self._done(transition, self.frames)
 
     def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
         """Which transitions to count, ``[steps, *batch_shape]``; none if the clock is `step`."""

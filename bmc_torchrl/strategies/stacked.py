@@ -116,6 +116,19 @@ class StackedEpsilon(EpsilonStrategy):
         for (strategy, _), own in zip(self._slices(), columns, strict=True):
             strategy.learn(*own)
 
+    def count_skipped(
+        self,
+        transition: TensorDictBase,
+        taken: Tensor | None,
+        real: Tensor | None,
+        runs: slice | None = None,
+    ) -> None:
+        """Let every strategy count what was left out of its own runs."""
+        for strategy, own in self._slices():
+            if runs is not None:
+                own = slice(runs.start + own.start, runs.start + own.stop)
+            strategy.count_skipped(transition, taken, real, own)
+
     def diagnostics(self) -> dict[str, Tensor]:
         """What the strategies say of themselves, NaN for the runs of those that do not say it."""
         said = [strategy.diagnostics() for strategy, _ in self._slices()]

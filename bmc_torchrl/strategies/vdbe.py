@@ -11,7 +11,12 @@ from torch import Tensor
 
 from bmc_torchrl.functional import vdbe_epsilon
 from bmc_torchrl.precision import PerRun, shown
-from bmc_torchrl.strategies.base import EpsilonStrategy, gather_state, per_run_buffer
+from bmc_torchrl.strategies.base import (
+    SKIPPED,
+    EpsilonStrategy,
+    gather_state,
+    per_run_buffer,
+)
 from bmc_torchrl.strategies.scalar import Number, Row, ScalarForm, ScalarRule
 from bmc_torchrl.strategies.walks import can_walk, vdbe_walk
 
@@ -19,7 +24,10 @@ __all__ = ["VDBEEpsilon", "VDBERule"]
 
 
 class VDBERule(ScalarRule):
-    """``vdbe_epsilon`` for one run: parameters are σ and δ, `local` is ε of each state."""
+    """``vdbe_epsilon`` for one run: parameters are σ and δ, `local` is ε of each state.
+
+    Memory is the number of changes that were not finite.
+    """
 
     @staticmethod
     def epsilon(memory: Row, local: Row, state: Number) -> Number:
@@ -41,6 +49,8 @@ class VDBERule(ScalarRule):
             sigma, delta = parameters[0], parameters[1]
             moved = delta * math.tanh(abs(change) / (2 * sigma))
             local[state] = moved + (1 - delta) * local[state]
+        else:
+            memory[0] += 1.0
 
 
 class VDBEEpsilon(EpsilonStrategy):
@@ -48,7 +58,8 @@ class VDBEEpsilon(EpsilonStrategy):
 
     :math:`\varepsilon(s) \leftarrow \delta f(|\Delta Q| / \sigma) + (1 - \delta)\varepsilon(s)`,
     where :math:`\Delta Q` is the change that learning made to Q(s, a) (``"value_change"``) and
-    :math:`s` the state being left.
+    :math:`s` the state being left. What teaches nothing (padding, frames of other policies, changes
+    that are not finite) is counted by cause in :attr:`skipped`.
 
     Args:
         num_states (int): how many discrete states; 1 makes one ε for all states, and needs no state
@@ -96,6 +107,8 @@ class VDBEEpsilon(EpsilonStrategy):
         )
         shape = (*self.batch_shape, num_states)
         self.register_buffer("epsilons", torch.full(shape, initial, dtype=torch.float64))
+        self.skipped_nonfinite: Tensor
+        self.register_skipped(*SKIPPED)
 
     @property
     def eps(self) -> Tensor:
@@ -122,31 +135,64 @@ class VDBEEpsilon(EpsilonStrategy):
             state = torch.zeros_like(change, dtype=torch.int64)
         else:
             state = self._state_left(transition, self.num_states, change)
-        learns = self.mark_like(taken, change) & change.isfinite()
-        return tuple(self.steps(transition, column) for column in (change, learns, state))
+        columns = (change, self.mark_like(taken, change), state)
+        return tuple(self.steps(transition, column) for column in columns)
+
+    def learned_from(self, transition: TensorDictBase) -> Tensor | None:
+        """The value change."""
+        value: Tensor = transition.get(self.value_change_key)
+        return value
 
     def learn(self, *columns: Tensor) -> None:
         """Move ε of each state left towards what its value change says."""
-        if can_walk(columns[0]):
+        change, taken, state = columns
+        learns = taken & change.isfinite()
+        self.skipped_nonfinite.add_((taken ^ learns).sum(0))
+        if can_walk(change):
             sigma = self.sigma.expand(self.batch_shape)
             parameters = torch.stack([sigma, torch.full_like(sigma, self.delta)], -1).view(-1, 2)
             epsilons = self.epsilons.reshape(-1, self.num_states)
-            flat = (column.reshape(len(column), -1) for column in columns)
+            flat = (column.reshape(len(column), -1) for column in (change, learns, state))
             self.epsilons.copy_(vdbe_walk(parameters, epsilons, *flat).view_as(self.epsilons))
             return
-        for change, learns, state in zip(*(column.unbind(0) for column in columns), strict=True):
-            old = gather_state(self.epsilons, state)
-            new = vdbe_epsilon(old, change, self.sigma, self.delta)
-            self.epsilons.scatter_(-1, state[..., None], torch.where(learns, new, old)[..., None])
+        for by, where, at in zip(*(x.unbind(0) for x in (change, learns, state)), strict=True):
+            old = gather_state(self.epsilons, at)
+            new = vdbe_epsilon(old, by, self.sigma, self.delta)
+            self.epsilons.scatter_(-1, at[..., None], torch.where(where, new, old)[..., None])
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What was skipped."""
+        return {f"skipped/{cause}": count.double() for cause, count in self.skipped.items()}
 
     def scalars(self) -> ScalarForm:
-        """σ and δ, and ε of each state."""
-        return ScalarForm(VDBERule, parameters=(self.sigma, self.delta), local=self.epsilons)
+        """σ and δ, ε of each state, and how many changes were not finite."""
+        return ScalarForm(
+            VDBERule,
+            parameters=(self.sigma, self.delta),
+            memory=(self.skipped_nonfinite,),
+            local=self.epsilons,
+        )
 
     def load_scalars(self, memory: Tensor, local: Tensor | None) -> None:
-        """Take over ε of each state."""
+        """Take over ε of each state, and what was skipped."""
         assert local is not None
         self.epsilons.copy_(local)
+        self.skipped_nonfinite.copy_(memory[:, 0])
+
+    @staticmethod
+    def scalar_diagnostics(memory: Tensor) -> dict[str, Tensor]:
+        """What :meth:`diagnostics` would say, from the memory of :class:`VDBERule`.
+
+        Args:
+            memory (Tensor): ``[*batch, columns]``.
+
+        Returns:
+            ``[*batch]`` each.
+        """
+        nonfinite = memory[..., 0]
+        # An engine of rules masks nothing and meets no other policy's frames.
+        counts = (nonfinite * 0, nonfinite * 0, nonfinite)
+        return {f"skipped/{cause}": count for cause, count in zip(SKIPPED, counts, strict=True)}
 
     def extra_repr(self) -> str:
         """ε and its formula's parameters."""

@@ -1,4 +1,4 @@
-"""ε-BMC's and VDBE's walk through many transitions: one operator each, a compiled loop on CPU."""
+"""ε-BMC's and VDBE's walk through many transitions: one operator each, a kernel on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -13,25 +13,61 @@ from torch import Tensor
 from bmc_torchrl.strategies.compiled import cached_on_disk, compiled_rule, source_checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["bmc_walk", "can_walk", "vdbe_walk"]
+__all__ = [
+    "bmc_step_in_place",
+    "bmc_walk",
+    "can_step_in_place",
+    "can_walk",
+    "in_place",
+    "vdbe_walk",
+]
+
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def can_walk(column: Tensor) -> bool:
     """Whether to call an operator, for a column ``[steps, *batch_shape]``.
 
-    A graph that is being compiled has a loop of its own, and other devices have no kernel.
-
     Args:
         column (Tensor): what is walked.
 
     Returns:
-        Whether there is a kernel, and more than one step to use it for.
+        Whether there is a kernel for the device, and more than one step to use it for.
     """
-    if torch.compiler.is_compiling() or column.device.type != "cpu" or len(column) < 2:
+    if len(column) < 2:
         return False
-    return _has_numba()
+    # On a GPU, the loop that a compiled graph has would ask the device whether to go on.
+    if column.device.type == "cuda":
+        return _HAS_TRITON
+    return column.device.type == "cpu" and not torch.compiler.is_compiling() and _has_numba()
+
+
+def can_step_in_place(column: Tensor) -> bool:
+    """Whether one step can be taken in the buffers' own memory, for a column ``[*batch_shape]``.
+
+    Args:
+        column (Tensor): one of the step.
+
+    Returns:
+        Whether it is plain memory of the host, which nothing traces.
+    """
+    return (
+        column.device.type == "cpu"
+        and type(column) is Tensor
+        and not torch.compiler.is_compiling()
+        and not _transformed()
+        and _has_numba()
+    )
+
+
+# Under vmap and grad a tensor has no memory. There is no public way to ask; without this one, the
+# step is taken by the tensor functions.
+_transformed: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: True
+)
 
 
 @functools.cache
@@ -70,22 +106,29 @@ def bmc_walk(
         done (Tensor, optional): where episodes end, bool ``[steps, runs]``.
 
     Returns:
-        The new `memory` and `held`, and the last log evidence ratio, ``[runs]``.
+        The new `memory` and `held`, and the sum of the log evidence ratios, ``[runs]``.
     """
     memory, held = (x.clone(memory_format=torch.contiguous_format) for x in (memory, held))
-    last = parameters.new_zeros(len(parameters))
+    evidence = parameters.new_zeros(len(parameters))
     none = torch.empty(0, 0, dtype=torch.int64)
-    rows = (parameters, memory, held, last, taken, greedy, uniform)
+    rows = (parameters, memory, held, evidence, taken, greedy, uniform)
     more = (none if state is None else state, (none if done is None else done).bool())
     _bmc_loop()(*(x.detach().contiguous().numpy() for x in (*rows, *more)))
-    return memory, held, last
+    return memory, held, evidence
+
+
+@bmc_walk.register_kernel("cuda")
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    from bmc_torchrl.strategies.triton_walks import bmc_walk_on_gpu
+
+    return bmc_walk_on_gpu(*arguments)
 
 
 def walk_posteriors(
     parameters: Any,
     memory: Any,
     held: Any,
-    last: Any,
+    evidence: Any,
     taken: Any,
     greedy: Any,
     uniform: Any,
@@ -102,7 +145,7 @@ def walk_posteriors(
             if taken[step, run]:
                 q, u = greedy[step, run], uniform[step, run]
                 learn(parameters[run], row, row, where, q, u, 0.0)  # type: ignore[name-defined] # noqa: F821
-            last[run] = row[6]
+            evidence[run] += row[6]
             if done.size and done[step, run]:
                 for each in range(memory.shape[1]):
                     held[run, each, 0] = memory[run, each, 1]
@@ -116,6 +159,77 @@ def _bmc_loop() -> Callable[..., None]:
     return _compiled_walk(walk_posteriors, BMCRule.learn)
 
 
+def in_place(buffers: Iterable[Tensor]) -> list[Any]:
+    """The memory of buffers, flat, as numba sees it."""
+    return [buffer.detach().numpy().reshape(-1) for buffer in buffers]
+
+
+def bmc_step_in_place(
+    memory: Sequence[Any],
+    taken: Tensor,
+    greedy: Tensor,
+    uniform: Tensor,
+    state: Tensor | None,
+) -> None:
+    """One transition of many runs, by ``BMCRule.learn``, written to the buffers themselves.
+
+    An operator's call costs a hundred times what the step does.
+
+    Args:
+        memory (sequence of array): :func:`in_place`, the rule's parameters ``[runs]``, then its
+            memory but ε: the posterior, ``[runs]`` or ``[runs, states]``, the evidence so far and
+            how often it was skipped, ``[runs]``.
+        taken (Tensor): where to learn, bool ``[runs]``.
+        greedy (Tensor): greedy returns, ``[runs]``.
+        uniform (Tensor): uniform returns, ``[runs]``.
+        state (Tensor, optional): states left, int64 ``[runs]``.
+    """
+    left = torch.empty(0, dtype=torch.int64) if state is None else state
+    room = torch.empty(12, dtype=torch.float64).numpy()
+    _bmc_step()(room[:4], room[4:], *memory, *in_place((taken, greedy, uniform, left)))
+
+
+def step_posteriors(
+    prior: Any,
+    memory: Any,
+    mu0: Any,
+    tau0: Any,
+    a0: Any,
+    b0: Any,
+    alpha: Any,
+    beta: Any,
+    count: Any,
+    mean: Any,
+    m2: Any,
+    evidence: Any,
+    skipped: Any,
+    taken: Any,
+    greedy: Any,
+    uniform: Any,
+    state: Any,
+) -> None:
+    """The loop of :func:`bmc_step_in_place`, with room for the rule's parameters and memory."""
+    states = alpha.size // taken.size
+    for run in range(taken.size):
+        if not taken[run]:
+            continue
+        at = run * states + (state[run] if state.size else 0)
+        prior[0], prior[1], prior[2], prior[3] = mu0[run], tau0[run], a0[run], b0[run]
+        memory[1], memory[2], memory[3] = alpha[at], beta[at], count[at]
+        memory[4], memory[5], memory[6], memory[7] = mean[at], m2[at], evidence[run], 0.0
+        learn(prior, memory, memory, 0, greedy[run], uniform[run], 0.0)  # type: ignore[name-defined] # noqa: F821
+        alpha[at], beta[at], count[at] = memory[1], memory[2], memory[3]
+        mean[at], m2[at], evidence[run] = memory[4], memory[5], memory[6]
+        skipped[run] += int(memory[7])
+
+
+@functools.cache
+def _bmc_step() -> Callable[..., None]:
+    from bmc_torchrl.strategies.bmc import BMCRule
+
+    return _compiled_walk(step_posteriors, BMCRule.learn)
+
+
 @torch.library.custom_op("bmc_torchrl::vdbe_walk", mutates_args=())
 def vdbe_walk(
     parameters: Tensor, epsilons: Tensor, change: Tensor, taken: Tensor, state: Tensor
@@ -126,16 +240,24 @@ def vdbe_walk(
         parameters (Tensor): those of the rule, ``[runs, 2]``.
         epsilons (Tensor): ε of each state, ``[runs, states]``.
         change (Tensor): ``[steps, runs]``.
-        taken (Tensor): where to learn, bool ``[steps, runs]``.
+        taken (Tensor): where to learn if the change is finite, bool ``[steps, runs]``.
         state (Tensor): states left, int64 ``[steps, runs]``.
 
     Returns:
         The new `epsilons`.
     """
+    taken = taken & change.isfinite()
     epsilons = epsilons.clone(memory_format=torch.contiguous_format)
     columns = (parameters, epsilons, change, taken, state)
     _vdbe_loop()(*(x.detach().contiguous().numpy() for x in columns))
     return epsilons
+
+
+@vdbe_walk.register_kernel("cuda")
+def _(*arguments: Any) -> Tensor:
+    from bmc_torchrl.strategies.triton_walks import vdbe_walk_on_gpu
+
+    return vdbe_walk_on_gpu(*arguments)
 
 
 def walk_states(parameters: Any, epsilons: Any, change: Any, taken: Any, state: Any) -> None:

@@ -1,38 +1,92 @@
-"""Whole DQN updates as two compiled calls, with the optimiser's own step between them."""
+"""Whole DQN updates as one compiled call between two steps of the environment."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, optim
 from torch.func import functional_call, grad
+from torch.optim import Optimizer
 
 from bmc_torchrl.learners.q_learning import Experience, QLearning
 from bmc_torchrl.learners.ranks import world_size
 from bmc_torchrl.lockstep.compiling import CompiledOnce
 from bmc_torchrl.training.online import OnlineLearning
+from bmc_torchrl.training.optimizers import CountedOptimizer
 
 __all__ = ["CompiledSteps"]
+
+TRACED = (optim.Adam, optim.AdamW, optim.RMSprop, optim.SGD)
+"""Optimisers whose step can be part of the graph."""
+
+
+class Seen(NamedTuple):
+    """A step of the environments, as the graph reads it.
+
+    Attributes:
+        experience: The transition.
+        value: Action values that the action was chosen by.
+        state: Discrete states that were left, or None.
+        reached: Discrete states that it led to, before any reset, or None.
+        observation: What is seen now.
+        mask: Legal actions now, or None.
+        state_now: Discrete states now, or None.
+        active: The runs that still learn, or None if all always do.
+        draws: Uniform numbers that choose the minibatch.
+        coins: Uniform numbers that choose the next action.
+    """
+
+    experience: Experience
+    value: Tensor
+    state: Tensor | None
+    reached: Tensor | None
+    observation: Tensor
+    mask: Tensor | None
+    state_now: Tensor | None
+    active: Tensor | None
+    draws: Tensor
+    coins: Tensor
+
+
+class Acting(NamedTuple):
+    """What the graph decides to do next, ``[runs]``.
+
+    Attributes:
+        action: Actions to take.
+        value: Action values that they were chosen by, ``[runs, actions]``.
+        epsilon: ε that they were chosen with.
+    """
+
+    action: Tensor
+    value: Tensor
+    epsilon: Tensor
 
 
 class CompiledSteps:
     """The updates of an :class:`OnlineLearning`, compiled.
 
-    On a CPU the calls between small operations are most of a DQN's time. Between two steps of the
-    environment there are three calls here: keep the transition, sample, and differentiate the
-    loss; the optimiser's own step; move the target network and ε, and choose the next action.
-    Draws are made outside, so that the numbers are those of the eager path.
+    On a CPU the calls between small operations are most of a DQN's time. Here there is one between
+    two steps of the environment: keep the transition, sample, differentiate the loss, step the
+    optimiser, move the target network and ε, and choose the next action. Where the optimiser's step
+    cannot be in a graph, or others must see it, it stands between two. Draws are made outside, so
+    that the numbers are those of the eager path.
 
     Args:
         online (OnlineLearning): With plain-tensor learning, on one device.
         runs (int or None): Whether parameters have a leading dimension of runs.
         max_grad_norm (float or None): Gradient clipping, each run by itself.
+        scheduled (bool): Whether the learning rate changes all the time, and so is no constant.
     """
 
     def __init__(
-        self, online: OnlineLearning, runs: int | None, max_grad_norm: float | None = None
+        self,
+        online: OnlineLearning,
+        runs: int | None,
+        max_grad_norm: float | None = None,
+        scheduled: bool = False,
     ) -> None:
         if not isinstance(online.learning, QLearning) or world_size() > 1:
             raise ValueError(
@@ -42,79 +96,134 @@ class CompiledSteps:
         if online.frames_per_update > 1:
             raise ValueError("compile=True has one frame per update: use frames_per_update=1.")
         self.online, self.learning = online, online.learning
-        self.runs, self.max_grad_norm = runs, max_grad_norm
+        self.runs, self.max_grad_norm, self.scheduled = runs, max_grad_norm, scheduled
         self.parameters = dict(online.network.named_parameters())
         self.gradients = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        self.action: Tensor | None = None
-        self.value: Tensor
-        self.epsilon: Tensor
-        options: dict[str, Any] = {"enabled": True, "told": sys.stderr}
-        self.learn = CompiledOnce(self._learn, "the DQN update", **options)
-        self.reflect = CompiledOnce(self._reflect, "ε and the next action", **options)
+        self.everyone = torch.ones(online.log.runs, dtype=torch.bool)
+        self.acting: Acting | None = None
+        self.traced: Optimizer | None = None
+        self.traced_settings: list[dict[str, Any]] = []
+        self.graphs: list[CompiledOnce] = []
 
     @torch.no_grad()
-    def update(self, optimizer: Any) -> None:
+    def update(self, optimizer: LightningOptimizer | CountedOptimizer) -> None:
         """Step the environments, learn with `optimizer`, then let ε learn and choose to act."""
-        online, interaction = self.online, self.online.interaction
+        online, interaction, learning = self.online, self.online.interaction, self.learning
         online.start()
-        while len(self.learning) < online.learning_starts - 1:
+        while len(learning) < online.learning_starts - 1:
             online.frame()
         online.finish()
-        if self.action is None:
-            self._look()
-        assert self.action is not None
-        state, epsilon, value = interaction.state, self.epsilon, self.value
-        experience = interaction.step(self.action)
-        self.learning.ring.prepare(experience.columns())
-        draws = self.learning.draws()
-        greedy, uniform, loss, rows, error = self.learn(experience, draws, online.epsilon_after())
-        self.learning.ring.added += 1
+        if self.acting is None:
+            self.acting = self._act(interaction.observation, interaction.mask, interaction.state)
+        acting, state = self.acting, interaction.state
+        experience = interaction.step(acting.action)
+        learning.ring.prepare(experience.columns())
+        draws = learning.draws()
+        seen = Seen(
+            experience=experience,
+            value=acting.value,
+            state=state,
+            reached=interaction.state_after,
+            observation=interaction.observation,
+            mask=interaction.mask,
+            state_now=interaction.state,
+            active=self._active(),
+            draws=draws,
+            coins=self._coins(),
+        )
+        self._compile_for(optimizer)
+        if self.traced is None:
+            learn, reflect = self.graphs
+            learned = learn(seen)
+            optimizer.step()
+            self.acting = reflect(seen, *learned)
+            online.loss = learned[0]
+        else:
+            assert isinstance(optimizer, CountedOptimizer)
+            online.loss, self.acting = optimizer.counted(self.graphs[0], seen)
+        learning.ring.added += 1
+        share = learning.due_share()
+        if share and learning.target_interval > 1:
+            learning.move_target(share)
+        online.account(experience, acting.epsilon)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The action that was chosen and not yet taken."""
+        return {} if self.acting is None else self.acting._asdict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take it."""
+        self.acting = Acting(**state) if state else None
+
+    def _compile_for(self, optimizer: LightningOptimizer | CountedOptimizer) -> None:
+        """The graphs that `optimizer` needs; what it is set to becomes part of its own graph."""
+        if self.graphs and self.traced is None:
+            return
+        inner = optimizer.optimizer
+        settings = [{k: v for k, v in g.items() if k != "params"} for g in inner.param_groups]
+        if self.graphs and self.traced is inner and self.traced_settings == settings:
+            return
+        options: dict[str, Any] = {"enabled": True, "told": sys.stderr, "guarded": False}
         for name, parameter in self.parameters.items():
             parameter.grad = self.gradients[name]
-        optimizer.step()
-        share = torch.tensor(self.learning.due_share(), device=draws.device)
-        act = torch.rand(2, len(self.action), dtype=torch.float32, device=draws.device)
-        seen = (interaction.observation, interaction.mask, interaction.state)
-        self.action, self.value, self.epsilon = self.reflect(
-            experience,
-            state,
-            greedy,
-            uniform,
-            value,
-            rows,
-            error,
-            share,
-            act,
-            online.active(),
-            *seen,
-        )
-        online.loss = loss
-        online.account(experience, epsilon)
+        known = type(inner) in TRACED and not any(group.get("fused") for group in settings)
+        changed = self.traced is inner
+        if known and not (self.scheduled or changed) and isinstance(optimizer, CountedOptimizer):
+            self.traced, self.traced_settings = inner, settings
+            self.graphs = [CompiledOnce(self._whole, "the DQN update", **options)]
+        else:
+            self.traced = None
+            self.graphs = [
+                CompiledOnce(self._learn, "the DQN update", **options),
+                CompiledOnce(self._reflect, "ε and the next action", **options),
+            ]
 
-    def _look(self) -> None:
-        """The first action, eagerly."""
-        online, interaction = self.online, self.online.interaction
-        self.value = online.network(interaction.observation)
-        self.epsilon = online.epsilon_at(interaction.state)
-        draws = torch.rand(2, len(self.value), dtype=torch.float32, device=self.value.device)
-        self.action = online.action_from(self.value, self.epsilon, interaction.mask, draws)
+    def _active(self) -> Tensor | None:
+        """Of one kind from the first to the last step, as a graph needs it."""
+        if self.online.log.endless:
+            return None
+        active = self.online.active
+        if active is None:
+            self.everyone = active = self.everyone.to(self.online.log.done.device)
+        return active
 
-    def _learn(
-        self, experience: Experience, draws: Tensor, epsilon_after: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        online, learning = self.online, self.learning
+    def _coins(self) -> Tensor:
+        device = self.learning.ring.time.device
+        return torch.rand(2, self.online.log.runs, dtype=torch.float32, device=device)
+
+    def _act(
+        self,
+        observation: Tensor,
+        mask: Tensor | None,
+        state: Tensor | None,
+        coins: Tensor | None = None,
+    ) -> Acting:
+        online = self.online
+        value, epsilon = online.network(observation), online.epsilon_at(state)
+        coins = self._coins() if coins is None else coins
+        return Acting(online.action_from(value, epsilon, mask, coins), value, epsilon)
+
+    def _whole(self, seen: Seen) -> tuple[Tensor, Acting]:
+        assert self.traced is not None
+        loss, *learned = self._learn(seen)
+        unwrapped_step(self.traced)
+        return loss, self._reflect(seen, loss, *learned)
+
+    def _learn(self, seen: Seen) -> tuple[Any, ...]:
+        online, learning, experience = self.online, self.learning, seen.experience
         greedy, uniform = online.returns(experience)
         learning.ring.write(experience.columns())
-        batch = learning.ring.sample(draws)
+        batch = learning.ring.sample(seen.draws)
+        epsilon = online.epsilon_at(seen.reached) if online.on_policy else None
 
-        def objective(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def objective(parameters: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
             loss, error = learning.loss(
-                batch, epsilon_after, lambda x: functional_call(online.network, parameters, (x,))
+                batch, epsilon, lambda x: functional_call(online.network, parameters, (x,))
             )
-            return loss.sum(), (loss, error)
+            return loss.sum(), (loss,) if error is None else (loss, error)
 
         detached = {name: p.detach() for name, p in self.parameters.items()}
-        gradients, (loss, error) = grad(objective, has_aux=True)(detached)
+        gradients, (loss, *error) = grad(objective, has_aux=True)(detached)
         scale: Tensor | float = 1.0
         if self.max_grad_norm is not None:
             squares = [self._per_run(g).square().sum(-1) for g in gradients.values()]
@@ -123,36 +232,37 @@ class CompiledSteps:
         for name, gradient in self.gradients.items():
             scaled = self._per_run(gradients[name]) * scale
             gradient.copy_(scaled.reshape(gradient.shape))
-        return greedy, uniform, loss.reshape(-1), batch.rows, error
+        return loss.reshape(-1), greedy, uniform, batch.rows, *error
 
     def _per_run(self, gradient: Tensor) -> Tensor:
         return gradient.reshape(1 if self.runs is None else self.runs, -1)
 
     def _reflect(
         self,
-        experience: Experience,
-        state: Tensor | None,
+        seen: Seen,
+        loss: Tensor,
         greedy: Tensor,
         uniform: Tensor,
-        value: Tensor,
         rows: Tensor,
-        error: Tensor,
-        share: Tensor,
-        act: Tensor,
-        active: Tensor | None,
-        observation: Tensor,
-        mask: Tensor | None,
-        state_now: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        online, learning = self.online, self.learning
-        learning.ring.surprise(rows, error)
-        if learning.target_tau is not None:
-            learning.move_target(share)
+        error: Tensor | None = None,
+    ) -> Acting:
+        online, learning, experience = self.online, self.learning, seen.experience
+        if error is not None:
+            learning.ring.surprise(rows, error)
+        if learning.target_tau is not None and learning.target_interval == 1:
+            learning.move_target(learning.target_tau)
         change = None
         if online.needs_change:
-            chosen = value.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1)
+            chosen = online.chosen(seen.value, experience.action)
             change = online.value_change(experience, chosen)
-        online.learn_epsilon(experience.done, state, greedy, uniform, change, active)
-        value_now = online.network(observation)
-        epsilon = online.epsilon_at(state_now)
-        return online.action_from(value_now, epsilon, mask, act), value_now, epsilon
+        if online.strategy.needs_update:
+            online.learn_epsilon(experience.done, seen.state, greedy, uniform, change, seen.active)
+        return self._act(seen.observation, seen.mask, seen.state_now, seen.coins)
+
+
+def unwrapped_step(optimizer: Optimizer) -> None:
+    """``optimizer.step()`` without the wrappers around it, which would break a graph."""
+    step: Any = type(optimizer).step
+    while hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    step(optimizer)

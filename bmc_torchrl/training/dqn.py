@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import gymnasium
 import torch
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import NestedKey
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
@@ -39,6 +41,7 @@ from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.interaction import EnvSource, as_env, interaction_with
 from bmc_torchrl.training.online import OnlineLearning
+from bmc_torchrl.training.optimizers import CountedOptimizer, clip_each_run
 from bmc_torchrl.training.run_records import RecordedLearner
 
 __all__ = ["EpsilonGreedyDQN"]
@@ -104,8 +107,7 @@ class EpsilonGreedyDQN(RecordedLearner):
 
     Examples:
         >>> import gymnasium
-        >>> import lightning as L
-        >>> network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>>         >>> network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
         >>> module = EpsilonGreedyDQN(lambda: gymnasium.make("CartPole-v1"), network, BMCEpsilon())
         >>> trainer = L.Trainer(max_steps=10, logger=False, enable_checkpointing=False,
         ...                     enable_progress_bar=False, enable_model_summary=False)
@@ -118,7 +120,8 @@ class EpsilonGreedyDQN(RecordedLearner):
     explore: AdaptiveEGreedyModule
     policy: TensorDictSequential
     returns: OneStepReturns
-    learned: tuple[Any, Tensor]
+    learned: tuple[Any, Tensor | None]
+    learned_parameters: list[nn.Parameter]
 
     def __init__(
         self,
@@ -207,7 +210,7 @@ class EpsilonGreedyDQN(RecordedLearner):
             self.network,
             self.strategy,
             self.learning,
-            interaction_with(self.env, self.q_actor.in_keys[0]),
+            interaction_with(self.env, self.q_actor.in_keys[0], self.strategy.state_key),
             self.log_of_episodes,
             num_actions=_num_actions(self.env),
             gamma=gamma,
@@ -217,7 +220,10 @@ class EpsilonGreedyDQN(RecordedLearner):
             frames_per_update=frames_per_update,
             shared_posterior=shared_posterior,
         )
-        self.compiled = CompiledSteps(self.online, runs, max_grad_norm) if compile else None
+        self.compiled: CompiledSteps | None = None
+        if compile:
+            scheduled = scheduler is not None
+            self.compiled = CompiledSteps(self.online, runs, max_grad_norm, scheduled)
         self.step_hooks = self.online.step_hooks
         self.collector_factory = collector
         self.collector: Iterator[Any] | None = None
@@ -260,8 +266,10 @@ class EpsilonGreedyDQN(RecordedLearner):
     def configure_optimizers(self) -> Any:
         """The optimiser over the network, and its scheduler."""
         parameters = [p for p in self.learning.parameters() if p.requires_grad]
+        self.__dict__["learned_parameters"] = parameters
         if self.make_optimizer is None:
-            optimizer: Optimizer = torch.optim.Adam(parameters, lr=self.lr, fused=True)
+            fused = self.compiled is None
+            optimizer: Optimizer = torch.optim.Adam(parameters, lr=self.lr, fused=fused)
         else:
             optimizer = self.make_optimizer(parameters)
         if self.make_scheduler is None:
@@ -327,11 +335,10 @@ class EpsilonGreedyDQN(RecordedLearner):
         loss, error = self.learning.loss(batch, self.online.epsilon_after())
         self.__dict__["learned"] = batch, error
         self.online.loss = loss.detach().expand(self.runs or 1)
-        return loss.sum()
+        return loss.sum() if loss.ndim else loss
 
     def _chunk(self, steps: int) -> None:
-        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-        assert not isinstance(optimizer, list)
+        optimizer, scheduler = self._chunk_optimizer(), self.lr_schedulers()
         if self.trainer.max_steps >= 0:
             steps = min(steps, self.trainer.max_steps - self.trainer.global_step)
         for _ in range(steps):
@@ -341,19 +348,30 @@ class EpsilonGreedyDQN(RecordedLearner):
                 self._update(optimizer)
             if scheduler is not None:
                 scheduler.step()  # type: ignore[union-attr]
-            if not self.log_of_episodes.endless and self.finished:
+            if self.online.over:
                 return
 
-    def _update(self, optimizer: LightningOptimizer) -> None:
+    def _chunk_optimizer(self) -> LightningOptimizer | CountedOptimizer:
+        """Lightning's optimiser, without what it does around a step where nobody asks for it."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        hook = "on_before_optimizer_step"
+        heard = (is_overridden(hook, c, Callback) for c in self.trainer.callbacks)  # type: ignore[attr-defined]
+        if self.trainer.scaler is not None or any(heard) or is_overridden(hook, self):
+            return optimizer
+        return CountedOptimizer(optimizer.optimizer, self.trainer)
+
+    def _update(self, optimizer: LightningOptimizer | CountedOptimizer) -> None:
         """One update of a chunk, eagerly."""
         loss = self._loss(self._minibatch())
-        optimizer.zero_grad()
+        for parameter in self.learned_parameters:
+            parameter.grad = None
         if self.trainer.scaler is None:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             self.manual_backward(loss)
         if self.max_grad_norm is not None:
-            clip_each_run(self.learning.parameters(), self.max_grad_norm, self.runs or 1)
+            clip_each_run(self.learned_parameters, self.max_grad_norm, self.runs or 1)
         optimizer.step()
         self._after_step()
 
@@ -437,6 +455,8 @@ class EpsilonGreedyDQN(RecordedLearner):
         if not self.online.started:
             return
         own = self.online.state_dict()
+        if self.compiled is not None:
+            own["acting"] = self.compiled.state_dict()
         checkpoint["state_dict"] |= self.log_of_episodes.state_dict(prefix="log_of_episodes.")
         if world_size() > 1:
             own["state_dict"] = checkpoint["state_dict"]
@@ -449,6 +469,8 @@ class EpsilonGreedyDQN(RecordedLearner):
         ranks = checkpoint["online"]
         own = of_this_rank(ranks) if self._trainer is not None else ranks[0]
         checkpoint["state_dict"] |= own.pop("state_dict", {})
+        if self.compiled is not None:
+            self.compiled.load_state_dict(own.get("acting", {}))
         self.online.load_state_dict(own)
 
 
@@ -527,12 +549,3 @@ class InItsPrecision(nn.Module):
             observation = observation.to(weight.dtype)
         value: Tensor = self.network(observation)
         return value
-
-
-def clip_each_run(parameters: Iterable[nn.Parameter], largest: float, runs: int) -> None:
-    """Scale the gradient of each run, the leading dimension, to a norm of at most `largest`."""
-    gradients = [p.grad.reshape(runs, -1) for p in parameters if p.grad is not None]
-    norm = torch.stack([g.square().sum(-1) for g in gradients]).sum(0).sqrt()
-    scale = (largest / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
-    for gradient in gradients:
-        gradient.mul_(scale)

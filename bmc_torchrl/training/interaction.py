@@ -129,12 +129,18 @@ class TorchRLRuns(Interaction):
         env (EnvBase): The environment, with categorical actions.
         observation_key (NestedKey): What the Q-network reads.
         mask_key (NestedKey or None): Where legal actions are.
+        state_key (NestedKey): Where the discrete state is, if there is one.
     """
 
     def __init__(
-        self, env: EnvBase, observation_key: NestedKey, mask_key: NestedKey | None = None
+        self,
+        env: EnvBase,
+        observation_key: NestedKey,
+        mask_key: NestedKey | None = None,
+        state_key: NestedKey = "state",
     ) -> None:
         self.env, self.key, self.mask_key = env, observation_key, mask_key
+        self.state_key = state_key
         self.single, self.one_hot = not env.batch_size, isinstance(env.action_spec, OneHot)
         self.actions = int(env.action_spec.space.n)
         self.current: TensorDictBase
@@ -150,7 +156,8 @@ class TorchRLRuns(Interaction):
         self.state = self._state(current)
 
     def _state(self, data: TensorDictBase) -> Tensor | None:
-        return None if data.get("state", None) is None else self._entry(data, "state")
+        known = data.get(self.state_key, None) is not None
+        return self._entry(data, self.state_key) if known else None
 
     def _entry(self, data: TensorDictBase, key: NestedKey) -> Tensor:
         value: Tensor = data.get(key)
@@ -218,9 +225,12 @@ def as_env(source: EnvSource, batch: tuple[int, ...], device: torch.device | str
     return GymBatchEnv(make, max_steps=None, batch_size=batch or (1,), device=device)
 
 
-def interaction_with(env: EnvBase, observation_key: NestedKey) -> Interaction:
+def interaction_with(
+    env: EnvBase, observation_key: NestedKey, state_key: NestedKey | None = None
+) -> Interaction:
     """How to step `env`: Gymnasium's directly, others by TorchRL's interface."""
     if isinstance(env, GymBatchEnv):
         return GymnasiumRuns(env)
     masked = env.observation_spec.get("action_mask", None) is not None
-    return TorchRLRuns(env, observation_key, "action_mask" if masked else None)
+    mask_key = "action_mask" if masked else None
+    return TorchRLRuns(env, observation_key, mask_key, state_key or "state")

@@ -124,8 +124,8 @@ class EpisodeMetrics(Callback):
 
     The names are the same for every module and engine: ``train/loss``, ``train/return``,
     ``train/epsilon``, ``train/episodes``, ``train/frames``, ``eval/return``, ``eval/steps``,
-    ``posterior/*`` and ``skipped``. Means are over the runs of a strategy, with the standard error
-    at ``…_se``; several strategies have a series each, ``eval/return/<label>``. The axis is
+    ``posterior/*`` and ``skipped/*``. Means are over the runs of a strategy, with the standard
+    error at ``…_se``; several strategies have a series each, ``eval/return/<label>``. The axis is
     ``"episode"``. ``eval/*`` comes from greedy tests after episodes, by
     :class:`~bmc_torchrl.training.callbacks.GreedyEvaluation` or the engine; rows that Lightning
     logs itself, such as ``trainer.validate``'s ``eval/return``, have no ``"episode"``.

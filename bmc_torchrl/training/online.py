@@ -10,10 +10,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from bmc_torchrl.functional import (
+    bootstrapped_return,
     epsilon_greedy_action,
-    greedy_return,
+    greedy_value,
     legal_action_at,
-    uniform_return,
+    uniform_value,
 )
 from bmc_torchrl.learners.q_learning import Experience, Learning
 from bmc_torchrl.learners.ranks import from_all_ranks, rank, world_size
@@ -34,7 +35,7 @@ class Pending(NamedTuple):
         state: Discrete state that was left, or None.
         greedy: Return of acting greedily from then on, with Q before learning.
         uniform: Return of acting uniformly.
-        chosen: Q(s, a) before learning.
+        chosen: Q(s, a) before learning, where the strategy learns from its change.
     """
 
     experience: Experience
@@ -42,7 +43,7 @@ class Pending(NamedTuple):
     state: Tensor | None
     greedy: Tensor
     uniform: Tensor
-    chosen: Tensor
+    chosen: Tensor | None
 
 
 class OnlineLearning:
@@ -94,6 +95,9 @@ class OnlineLearning:
         self.vector_steps = 0
         self._resume: dict[str, Any] | None = None
         self._pending: Pending | None = None
+        self._nothing = TensorDict({}, [log.runs])
+        self._finished: Tensor | None = None
+        self.over = False
         self._running = [[0.0] * 4 for _ in range(log.runs)]
 
     def start(self) -> None:
@@ -111,6 +115,7 @@ class OnlineLearning:
         self.learning.refill(resume["learning"])
         restore_random_state(resume["random"])
         self._running = self.log.running.T.tolist()
+        self.look_who_finished()
 
     def next_batch(self) -> Any:
         """Interact until an update is due, and give its minibatch."""
@@ -133,19 +138,22 @@ class OnlineLearning:
         experience = interaction.step(action)
         greedy, uniform = self.returns(experience)
         self.learning.add(experience)
-        chosen = value.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        chosen = self.chosen(value, action) if self.needs_change else None
         self._pending = Pending(experience, epsilon, state, greedy, uniform, chosen)
 
     def epsilon_at(self, state: Tensor | None) -> Tensor:
         """ε of every run, in discrete states where it depends on them."""
         key = self.strategy.state_key
-        if key is not None and state is None:
+        if key is None:
+            epsilon = self.strategy.epsilon(self._nothing)
+        elif state is None:
             raise ValueError(
                 f"{type(self.strategy).__name__} keeps an ε per state, and the environment has no "
-                "discrete state: build the strategy without num_states (num_states=1 for VDBE)."
+                f"discrete state at {key!r}: pass state_key= to the strategy, or build it without "
+                "num_states (num_states=1 for VDBE)."
             )
-        entries = {} if key is None else {key: state}
-        epsilon = self.strategy.epsilon(TensorDict(entries, [self.log.runs]))
+        else:
+            epsilon = self.strategy.epsilon(TensorDict({key: state}, [self.log.runs]))
         return epsilon.float().expand(self.log.runs)
 
     def epsilon_after(self) -> Tensor | None:
@@ -166,12 +174,8 @@ class OnlineLearning:
         """The greedy and the uniform model's return of each run, ``[runs]``."""
         value = self.network(experience.after).float()
         ended = experience.terminated if self.mask_terminated else None
-        return [
-            model(
-                experience.reward, value, self.gamma, terminated=ended, action_mask=experience.mask
-            )
-            for model in (greedy_return, uniform_return)
-        ]
+        models = greedy_value(value, experience.mask), uniform_value(value, experience.mask)
+        return [bootstrapped_return(experience.reward, v, self.gamma, ended) for v in models]
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -180,21 +184,35 @@ class OnlineLearning:
             return
         pending, self._pending = self._pending, None
         experience, change = pending.experience, None
-        if self.needs_change:
+        if pending.chosen is not None:
             change = self.value_change(experience, pending.chosen)
-        self.learn_epsilon(
-            experience.done, pending.state, pending.greedy, pending.uniform, change, self.active()
-        )
+        if self.strategy.needs_update:
+            self.learn_epsilon(
+                experience.done, pending.state, pending.greedy, pending.uniform, change, self.active
+            )
         self.account(experience, pending.epsilon)
 
     def value_change(self, experience: Experience, chosen: Tensor) -> Tensor:
         """By how much learning changed Q(s, a), ``[runs]``."""
-        value: Tensor = self.network(experience.before)
-        return value.gather(-1, experience.action.unsqueeze(-1)).squeeze(-1) - chosen
+        return self.chosen(self.network(experience.before), experience.action) - chosen
 
+    def chosen(self, value: Tensor, action: Tensor) -> Tensor:
+        """Values of actions, ``[runs]``."""
+        return value.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    @property
     def active(self) -> Tensor | None:
-        """The runs that still learn, or None if all always do."""
-        return None if self.log.endless else ~self.log.finished
+        """The runs that still learn, or None if all do."""
+        return None if self._finished is None else ~self._finished
+
+    def look_who_finished(self) -> None:
+        """Read from the log which runs have finished, and whether all have."""
+        finished = None if self.log.endless else self.log.finished
+        known = self.interaction.known is not None
+        if finished is not None and known and not bool(finished.any()):
+            finished = None
+        self._finished = finished
+        self.over = finished is not None and bool(finished.all())
 
     def learn_epsilon(
         self,
@@ -206,11 +224,9 @@ class OnlineLearning:
         active: Tensor | None,
     ) -> None:
         """Let the strategy learn from a transition, each argument ``[runs]`` or None."""
-        entries: dict[Any, Any] = {
-            "greedy_return": greedy,
-            "uniform_return": uniform,
-            "next": {"done": done.unsqueeze(-1)},
-        }
+        entries: dict[Any, Any] = {"greedy_return": greedy, "uniform_return": uniform}
+        if ("next", "done") in self.strategy.in_keys:
+            entries["next"] = {"done": done.unsqueeze(-1)}
         if change is not None:
             entries["value_change"] = change
         if self.strategy.state_key is not None:
@@ -244,6 +260,7 @@ class OnlineLearning:
         due = self.log.record(experience.reward, experience.done, epsilon, self.loss, said)
         for hook in self.step_hooks:
             hook(due)
+        self.look_who_finished()
 
     def write_running(self) -> None:
         """Give the log what only the host has counted so far."""

@@ -51,6 +51,7 @@ class TransitionStream:
             raise ValueError(
                 f"chunk_steps and num_chunks must be positive, got {chunk_steps} and {num_chunks}."
             )
+        _require_own_names(env, policy)
         self.env, self.policy = env, policy
         self.chunk_steps, self.num_chunks = chunk_steps, num_chunks
         self.position = 0
@@ -123,6 +124,24 @@ class TransitionStream:
         if self._collector is not None:
             self._collector.shutdown()
             self._collector = None
+
+
+def _require_own_names(env: EnvBase, policy: nn.Module | None) -> None:
+    """Refuse an environment whose entries the policy or the algorithm would write over."""
+    observed = {str(key): key for key in env.observation_spec.keys(True)}
+    for name in ("epsilon_key", "taken_key"):
+        parts = () if policy is None else policy.modules()
+        for key in (getattr(part, name, None) for part in parts):
+            if key is not None and str(key) in observed:
+                raise ValueError(
+                    f"env observes {key!r}, which the policy writes over: rename it in env, or "
+                    f"pass {name}= to AdaptiveEGreedyModule."
+                )
+    if "collector" in observed:
+        raise ValueError(
+            "env observes 'collector', which is TorchRL's own entry: rename it in env, for example "
+            "by RenameTransform."
+        )
 
 
 def seed_everything(seed: int) -> None:

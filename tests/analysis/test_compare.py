@@ -11,7 +11,11 @@ import pandas as pd
 import pytest
 
 from bmc_torchrl.analysis.comparison import Comparison, compare, window_standard_error, z_score
-from bmc_torchrl.analysis.published_workbooks import read_published
+from bmc_torchrl.analysis.published_workbooks import (
+    BMC_MEANS,
+    experiment_of,
+    read_published,
+)
 from bmc_torchrl.analysis.scoring import PUBLISHED_BMC_RANKS
 from bmc_torchrl.analysis.summaries import METRICS, read_results, write_results
 from bmc_torchrl.analysis.tables import provenance, tidy
@@ -154,6 +158,43 @@ def test_values_without_error_that_differ_have_a_large_finite_z() -> None:
     z, informative = z_score(0.02, 0.0, 0.01, 0.0)
     assert informative
     assert 100 < z < np.inf
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "expected"),
+    [
+        # Without errors, values are equal up to 0.1 % of the published one.
+        ((1.0009, 0.0), (1.0, 0.0), (0.0, False)),
+        ((1.0011, 0.0), (1.0, 0.0), (1.1, True)),
+        ((-0.9989, 0.0), (-1.0, 0.0), (1.1, True)),
+        # Errors up to 2e-6 of the published value are those of its arithmetic.
+        ((1.0, 1.9e-6), (1.0001, 0.0), (0.0, False)),
+        ((1.0, 2.1e-6), (1.0001, 0.0), (-1e-4 / np.hypot(2.1e-6, 2.0002e-6), True)),
+        # Near zero, differences and errors up to 1e-6 are none.
+        ((1e-8, 1e-8), (3e-8, 1e-8), (0.0, False)),
+        ((1e-6, 1e-6), (0.0, 0.0), (0.0, False)),
+        ((1e-3, 5e-7), (0.0, 0.0), (2000.0, True)),
+        ((3e-6, 0.0), (0.0, 0.0), (3.0, True)),
+    ],
+)
+def test_each_tolerance_is_what_it_says(ours, published, expected) -> None:
+    z, informative = z_score(*ours, *published)
+    assert (pytest.approx(z, rel=1e-6), informative) == expected
+
+
+def test_an_error_within_the_rounding_says_nothing() -> None:
+    assert z_score(0.49, 0.0005, 0.49, 0.0, rounding=0.0005) == (0.0, False)
+    assert z_score(0.49, 0.0006, 0.49, 0.0, rounding=0.0005) == (0.0, True)
+    assert z_score(0.4905, 0.0, 0.49, 0.0, rounding=0.0005) == (0.0, False)
+    z, informative = z_score(0.492, 0.0004, 0.49, 0.0, rounding=0.0005)
+    assert (pytest.approx(z, rel=1e-5), informative) == (0.0015 / 0.0004, True)
+
+
+def test_errors_of_ours_up_to_a_millionth_are_none() -> None:
+    ones = np.ones(4)
+    assert window_standard_error(3 * ones, 1e-6 * ones, our_window_error=5e-7) == 3
+    assert window_standard_error(3 * ones, 2e-6 * ones, our_window_error=1e-6) == pytest.approx(1.5)
+    assert window_standard_error(3 * ones, ones, our_window_error=2.0) == 3
 
 
 def test_deterministic_values_are_left_out_of_medians(results: Path, tmp_path: Path) -> None:
@@ -309,6 +350,53 @@ def test_the_script_exits_with_its_verdict(run, results: Path, tmp_path: Path) -
     assert before == sorted((p.name, p.read_bytes()) for p in results.iterdir())
 
 
+def test_without_a_pair_that_says_anything_nothing_is_judged(run, tmp_path: Path) -> None:
+    performance, epsilon = (np.full((len(LABELS), RUNS, EPISODES), x) for x in (22.0, 0.1))
+    table = tidy("grid_sarsa", LABELS, performance, -performance, epsilon)
+    folder = tmp_path / "grid_sarsa"
+    write_results(table, folder, provenance({}, 0, command=""))
+    path = workbook(tmp_path / "x.xlsx", performance, epsilon)
+    found = compared(folder, path)
+    assert (found.medians()["pairs"] == 0).all()
+    assert found.medians()[["median", "maximum"]].isna().all(axis=None)
+    assert not found.judged
+    assert not found.agrees()
+    status, output, _ = run(folder, path)
+    assert status == 2
+    assert output.count("not judged") == len(METRICS) + 2
+    assert "agrees" not in output
+
+
+def test_a_metric_without_pairs_is_not_judged_and_the_others_are(run, tmp_path: Path) -> None:
+    performance, epsilon = measurements()
+    epsilon[:] = 0.1
+    table = tidy("grid_sarsa", LABELS, performance, -performance, epsilon)
+    write_results(table, tmp_path / "grid_sarsa", provenance({}, 0, command=""))
+    path = workbook(tmp_path / "x.xlsx", performance, epsilon)
+    status, output, _ = run(tmp_path / "grid_sarsa", path)
+    assert (status, output.count("not judged")) == (0, 3)
+    assert compared(tmp_path / "grid_sarsa", path).judged
+
+
+def test_a_workbook_of_another_experiment_is_known_by_its_name(run, results, tmp_path) -> None:
+    path = workbook(tmp_path / "cart_dqn.xlsx", *measurements())
+    status, _, errors = run(results, path)
+    assert status == 2
+    assert "called as the workbook of cart_dqn, the results are of grid_sarsa" in errors
+
+
+@pytest.mark.parametrize("name", [name for name in BMC_MEANS if name != "grid_sarsa"])
+def test_a_workbook_of_another_experiment_is_known_by_its_numbers(results, tmp_path, name) -> None:
+    performance, epsilon = measurements()
+    shift = performance[0].mean() - BMC_MEANS[name]
+    path = workbook(tmp_path / "x.xlsx", performance - shift, epsilon)
+    message = f"the authors' {name}, the results are of grid_sarsa: compare with grid_sarsa.xlsx"
+    with pytest.raises(ResultsError, match=message):
+        compared(results, path)
+    shifted = workbook(tmp_path / "y.xlsx", performance - shift + 0.001, epsilon)
+    assert experiment_of(read_published(shifted)) is None
+
+
 # docs/protocol.md §6 says why the sixth, supply-chain DQN, is not among them.
 PUBLISHED_EPISODES = {
     "grid_sarsa": 500,
@@ -324,6 +412,7 @@ def test_the_authors_files_are_read(published: Path, name: str) -> None:
     table = read_published(published / f"{name}.xlsx")
     assert table["strategy"].nunique() == 22
     assert table.groupby("strategy").size().unique().tolist() == [PUBLISHED_EPISODES[name]]
+    assert experiment_of(table) == name
     auc = table.groupby("strategy")["performance_mean"].mean()
     assert auc.rank(ascending=name.startswith("grid"))["bmc"] == PUBLISHED_BMC_RANKS[name]
 

@@ -168,3 +168,30 @@ def test_strategy_statistics_has_every_statistic_of_every_strategy() -> None:
     assert np.isnan(improvement["bmc"])
     assert (found["last_50_iqm_low"] == 22).all()
     assert (found["auc_iqm_low"] <= found["auc_iqm"]).all()
+
+
+def test_ties_count_half_in_an_interval_too() -> None:
+    found = improvement_interval(np.ones((5, 1)), np.ones((7, 1)))
+    assert found == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_the_bootstraps_seed_is_zero_unless_said() -> None:
+    scores = np.random.default_rng(9).normal(size=(12, 1))
+    intervals = (
+        lambda **seed: iqm_interval(scores, resamples=50, **seed),
+        lambda **seed: improvement_interval(scores, scores + 0.3, resamples=50, **seed),
+        lambda **seed: profile_interval(scores, [0.0], resamples=50, **seed),
+        lambda **seed: (
+            rank_table(
+                {name: scores + 0.1 * i for i, name in enumerate("abcdef")},
+                lower_is_better=True,
+                resamples=50,
+                **seed,
+            )
+            .to_numpy()[:, 3:]
+            .tolist()
+        ),
+    )
+    for interval in intervals:
+        assert interval() == interval(seed=0)
+        assert any(interval(seed=seed) != interval() for seed in range(1, 20))

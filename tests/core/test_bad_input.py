@@ -1,5 +1,6 @@
 """Every mistake is an error that says what to do, and costs nothing that was learned."""
 
+import copy
 import math
 import re
 
@@ -21,6 +22,7 @@ from contracts import (
 )
 from tensordict import TensorDict
 from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bmc_torchrl import (
     AdaptiveEGreedyModule,
@@ -80,9 +82,16 @@ def test_probabilities_must_be_probabilities(name, make, bad):
         (lambda: VDBEEpsilon(0, 1.0, 0.5), "num_states must be at least 1, got 0"),
         (lambda: VDBEEpsilon(2, 0.0, 0.5), "sigma must be positive, got 0.0"),
         (lambda: VDBEEpsilon(2, 1.0, 0.0), r"delta must be in \(0, 1\], got 0.0"),
+        (lambda: VDBEEpsilon(2, 1.0, 1.01), r"delta must be in \(0, 1\], got 1.01"),
+        (lambda: VDBEEpsilon(2, 1.0, math.nan), r"delta must be in \(0, 1\], got nan"),
+        (lambda: VDBEEpsilon(2, [1.0, 0.0], 0.5, batch_shape=[2]), "sigma must be positive"),
         (lambda: PowerEpsilon(0.5, -1.0), "power must be non-negative, got -1.0"),
         (lambda: PowerEpsilon(0.5, 1.0, first_index=2), "first_index must be 0 or 1, got 2"),
         (lambda: LinearEpsilon(0.1, 0.5), "final must not exceed initial, got 0.5 > 0.1"),
+        (
+            lambda: LinearEpsilon([0.5, 0.5], [0.1, 0.6], batch_shape=[2]),
+            "final must not exceed initial, got",
+        ),
         (lambda: LinearEpsilon(num_frames=0), "num_frames must be at least 1, got 0"),
         (lambda: LinearEpsilon(count_by="day"), "count_by must be 'update' or 'step', got 'day'"),
         (lambda: StackedEpsilon([]), r"got batch shapes \[\]: pass batch_shape=\[runs\]"),
@@ -209,27 +218,32 @@ def test_an_action_that_does_not_fit_the_spec_is_refused(spec, action):
         explore(TensorDict({"action": action}, action.shape[:1]))
 
 
+NAMED = "pass state_key= .* or another num_states="
+RANGE = "'state' must be an index from 0 to 2; raise num_states= .* or pass state_key="
+
+
 @pytest.mark.parametrize("name", ["vdbe", "bmc-state"])
 @pytest.mark.parametrize(
     ("state", "error", "message"),
     [
-        (None, KeyError, "needs the key 'state'"),
-        (
-            torch.zeros(*RUNS),
-            TypeError,
-            "one-hot vector of 3, got torch.float32",
-        ),
+        (None, KeyError, "needs the key 'state'.*pass state_key=, or leave out num_states="),
+        (torch.zeros(*RUNS), TypeError, f"got torch.float32.*{NAMED}"),
+        (torch.zeros(*RUNS, 1), TypeError, f"got torch.float32.*{NAMED}"),
+        (torch.eye(STATES)[[0, 1, 2, 0]], TypeError, f"got torch.float32.*{NAMED}"),
+        (torch.zeros(*RUNS, dtype=torch.bool), TypeError, f"got torch.bool.*{NAMED}"),
+        (torch.tensor([[0, 1, 2]] * 4), RuntimeError, f"has not a single 1.*{NAMED}"),
+        (torch.tensor([[0, 1, 1]] * 4), RuntimeError, f"has not a single 1.*{NAMED}"),
+        (torch.zeros(*RUNS, 3, dtype=torch.bool), RuntimeError, f"has not a single 1.*{NAMED}"),
         (torch.zeros(3, dtype=torch.int64), ValueError, r"shape \(3,\).*batch_shape \(4,\)"),
-        (torch.full(RUNS, STATES), RuntimeError, "out of bounds"),
-        (torch.full(RUNS, -1), RuntimeError, "out of bounds"),
+        (torch.full(RUNS, STATES), RuntimeError, RANGE),
+        (torch.full(RUNS, -1), RuntimeError, RANGE),
     ],
 )
 def test_a_bad_state_is_refused_when_acting(name, state, error, message):
     explore = exploring(FACTORIES[name](RUNS))
     td = observed(RUNS).exclude("state")
     if state is not None:
-        batch = state.shape
-        td = observed(batch).set("state", state)
+        td = observed(state.shape[:1]).set("state", state)
     with pytest.raises(error, match=message):
         explore(td)
 
@@ -304,14 +318,14 @@ def test_a_state_out_of_range_is_refused_before_anything_is_learned(name, bad, t
     data = transitions((*RUNS, *time))
     last = data["state"][:, -1] if time else data["state"]
     last[-3:] = bad
-    message = "'state' must be an index from 0 to 2; raise num_states="
-    refuse(FACTORIES[name](RUNS), data, RuntimeError, message)
+    refuse(FACTORIES[name](RUNS), data, RuntimeError, RANGE)
 
 
 @pytest.mark.parametrize("name", ["vdbe", "bmc-state", "stacked"])
 def test_a_state_must_be_discrete(name):
-    data = transitions(RUNS).set("state", torch.zeros(RUNS))
-    refuse(FACTORIES[name](RUNS), data, TypeError, "integer index or a one-hot vector of 3")
+    for state in (torch.zeros(RUNS), torch.eye(STATES)[[0, 1, 2, 0]]):
+        data = transitions(RUNS).set("state", state)
+        refuse(FACTORIES[name](RUNS), data, TypeError, f"got torch.float32.*{NAMED}")
 
 
 def test_one_members_mistake_leaves_the_whole_stack_as_it_was():
@@ -335,3 +349,102 @@ def test_a_missing_return_points_to_one_step_returns():
     data = transitions(RUNS).exclude("greedy_return")
     message = r"BMCEpsilon needs the key \W+greedy_return.*explore\.update\(returns\(transition\)\)"
     refuse(BMCEpsilon(batch_shape=RUNS), data, KeyError, message)
+
+
+def test_one_state_is_an_index_and_never_one_hot():
+    data = transitions(RUNS).set("state", torch.full((*RUNS, 1), 5))
+    with pytest.raises(RuntimeError, match="must be an index from 0 to 0; raise num_states="):
+        BMCEpsilon(num_states=1, batch_shape=RUNS).update(data)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8])
+def test_two_states_may_be_one_hot(dtype):
+    one_hot = BMCEpsilon(num_states=2, batch_shape=RUNS)
+    index, data, where = copy.deepcopy(one_hot), transitions(RUNS), torch.tensor([0, 1, 1, 0])
+    one_hot.update(data.clone().set("state", torch.eye(2, dtype=torch.int64)[where].to(dtype)))
+    index.update(data.clone().set("state", where))
+    assert same(memory(one_hot), memory(index))
+    assert not torch.equal(index.alpha, torch.ones(4, 2))
+
+
+# Entries of the user's that have a name of ours.
+
+THEIRS = [
+    torch.zeros(*RUNS, 1),
+    torch.zeros(*RUNS, 5),
+    torch.zeros(RUNS, dtype=torch.int64),
+    torch.full(RUNS, 1.5),
+    torch.full(RUNS, -0.5),
+    TensorDict({"x": torch.zeros(RUNS)}, RUNS),
+]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("theirs", THEIRS, ids=range(len(THEIRS)))
+def test_an_epsilon_of_the_users_is_not_written_over(theirs, greedy):
+    explore = exploring(BMCEpsilon(batch_shape=RUNS))
+    td = observed(RUNS).set("epsilon", theirs.clone())
+    mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
+    with set_exploration_type(mode):
+        with pytest.raises(ValueError, match=r"entry 'epsilon' that is not ε.*pass epsilon_key="):
+            explore(td)
+        assert (td["epsilon"] == theirs).all()
+        other = exploring(BMCEpsilon(batch_shape=RUNS), epsilon_key="rate")
+        assert (other(td)["epsilon"] == theirs).all()
+        assert (td["rate"] == (0 if greedy else explore.eps.float())).all()
+
+
+@pytest.mark.parametrize("theirs", [torch.zeros(RUNS), torch.ones(*RUNS, 1, dtype=torch.bool)])
+def test_a_taken_of_the_users_is_not_written_over(theirs):
+    td = observed(RUNS).set("taken", theirs.clone())
+    with pytest.raises(ValueError, match=r"entry 'taken' that is not the mark.*pass taken_key="):
+        exploring(BMCEpsilon(batch_shape=RUNS))(td)
+    exploring(BMCEpsilon(batch_shape=RUNS), taken_key="mine")(td)
+    assert td["mine"].all()
+    assert torch.equal(td["taken"], theirs)
+
+
+def test_what_a_module_wrote_it_may_write_again():
+    explore, other = exploring(BMCEpsilon(batch_shape=RUNS)), exploring(ConstantEpsilon(1.0))
+    td = other(explore(explore(observed(RUNS))))
+    assert (td["epsilon"] == 1).all()
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_taken_that_is_not_bool_is_no_mark(name):
+    data = transitions(RUNS).set("taken", torch.zeros(RUNS))
+    refuse(FACTORIES[name](RUNS), data, TypeError, "taken must be bool, got .*pass taken_key=")
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize(
+    ("key", "theirs", "message"),
+    [
+        ("mask", torch.zeros(RUNS), "'mask' is read as a mask.* and is torch.float32"),
+        ("mask", torch.zeros(*RUNS, 1), r"torch.float32 of shape \(4, 1\). If it means something"),
+        ("mask", TensorDict({}, RUNS), "'mask' is read as a mask of real.* is TensorDict"),
+        ("collector", torch.zeros(RUNS), "cannot be a mask at .*'collector' is a tensor"),
+        (("collector", "mask"), torch.ones(RUNS), "'collector', 'mask'.* is torch.float32"),
+    ],
+)
+def test_a_mask_that_means_something_else_is_an_error_that_says_mask_keys(
+    name, key, theirs, message
+):
+    data = transitions(RUNS).set(key, theirs)
+    refuse(
+        FACTORIES[name](RUNS), data, TypeError, f"{message}.*pass mask_keys=.*or \\(\\) for none"
+    )
+    free, plain = exploring(FACTORIES[name](RUNS), mask_keys=()), FACTORIES[name](RUNS)
+    free.update(data)
+    plain.update(data.exclude("mask", "collector"))
+    kept = {k: v for k, v in memory(free.strategy).items() if "skipped" not in k}
+    assert same(kept, {k: v for k, v in memory(plain).items() if "skipped" not in k})
+
+
+def test_masks_are_where_mask_keys_says():
+    data = transitions(RUNS).set("real", torch.tensor([True, False, True, False]))
+    explore = exploring(BMCEpsilon(batch_shape=RUNS), mask_keys=["real"])
+    explore.update(data)
+    assert explore.strategy.learned.tolist() == [1, 0, 1, 0]
+    with pytest.raises(KeyError, match="No mask at 'real': pass mask_keys="):
+        explore.update(data.exclude("real"))

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import warnings
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch
 from contracts import (
     ACTIONS,
     FACTORIES,
+    LEARNING,
     RUNS,
     Plain,
     action_spec,
@@ -184,6 +186,14 @@ def test_vmap_reaches_the_posterior():
     torch.testing.assert_close(epsilon, expected[:, None].expand(3, 5))
 
 
+def test_vmap_reaches_a_tensordict_that_has_been_acted_on():
+    explore = exploring(ConstantEpsilon(0.25))
+    td = torch.stack([observed((5,)) for _ in range(3)])
+    td = td.set("epsilon", torch.full((3, 5), 0.5)).set("taken", torch.ones(3, 5).bool())
+    acted = torch.vmap(explore, randomness="different")(td)
+    assert (acted["epsilon"] == 0.25).all()
+
+
 @pytest.mark.parametrize("use", [lambda m: m.step(10), lambda m: m(observed(RUNS))])
 def test_long_use_without_updates_warns_once(use):
     explore = AdaptiveEGreedyModule(action_spec(False))
@@ -229,6 +239,76 @@ def test_proper_use_does_not_warn():
             explore(observed(RUNS))
             explore.update(transitions(RUNS))
             explore.step(1)
+
+
+def used(strategy, *transitions, times=3, **options):
+    """The warning of a module that was used and updated, or None."""
+    explore = exploring(strategy, **options)
+    explore.PATIENCE = times
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for data in transitions:
+            explore.update(data)
+        for _ in range(times):
+            explore(observed(RUNS))
+    return str(caught[0].message) if caught else None
+
+
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize(
+    ("spoil", "cause"),
+    [
+        (lambda td: td.set("taken", torch.zeros(RUNS).bool()), "4 not taken by this policy"),
+        (lambda td: td.set("mask", torch.zeros(RUNS).bool()), "4 masked as padding"),
+    ],
+)
+def test_the_warning_names_why_frames_were_left_out(name, spoil, cause):
+    said = used(FACTORIES[name](RUNS), spoil(transitions(RUNS)))
+    assert "used 3 times and ε is still" in said
+    assert cause in said
+    assert "it learned from 0" in said
+    assert "call" not in said
+
+
+@pytest.mark.parametrize("name", ["bmc", "bmc-state", "vdbe"])
+def test_the_warning_names_returns_that_are_not_finite(name):
+    data = transitions(RUNS)
+    data["greedy_return"][:] = data["value_change"][:] = torch.nan
+    assert "4 without a finite return" in used(FACTORIES[name](RUNS), data)
+
+
+def test_the_warning_names_every_cause_with_its_number():
+    data = transitions(RUNS)
+    data["mask"] = torch.tensor([False, True, True, True])
+    data["taken"] = torch.tensor([False, False, False, True])
+    data["greedy_return"][3] = torch.inf
+    said = used(BMCEpsilon(batch_shape=RUNS), data)
+    assert re.search("1 masked.*; 2 not taken.*; 1 without a finite return", said)
+
+
+def test_the_warning_names_action_values_that_do_not_differ():
+    data = transitions(RUNS)
+    data["uniform_return"] = data["greedy_return"].clone()
+    said = used(BMCEpsilon(batch_shape=RUNS), data)
+    assert "learned from 4 frames" in said
+    assert "are all action values equal?" in said
+
+
+@pytest.mark.parametrize("name", ["geometric", "power", "bmc-offline"])
+def test_a_schedule_that_waits_for_the_end_of_an_episode_is_not_warned_of(name):
+    data = transitions((*RUNS, 5))
+    data["next", "done"][:] = False
+    assert used(FACTORIES[name](RUNS), data) is None
+    assert "call `explore.update" in used(FACTORIES[name](RUNS))
+
+
+def test_a_users_own_strategy_that_was_updated_is_not_warned_of():
+    class Waiting(Plain):
+        def learn(self):
+            pass
+
+    assert used(Waiting(RUNS), transitions(RUNS)) is None
+    assert "call `explore.update" in used(Waiting(RUNS))
 
 
 def test_evaluation_does_not_count_towards_the_warning():

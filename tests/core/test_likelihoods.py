@@ -159,3 +159,16 @@ def test_prior_mean_must_be_finite(value):
 def test_variance_must_be_positive_and_finite(value):
     with pytest.raises(ValueError, match=rf"variance must be positive.*{value}"):
         GaussianLikelihood(value)
+
+
+def test_small_variances_and_priors_are_allowed():
+    assert GaussianLikelihood(1e-9).variance == 1e-9
+    prior = NormalGammaPrior(mu0=-1e9, tau0=1e-9, a0=1e-9, b0=1e-9)
+    assert StudentTLikelihood(prior).b0 == 1e-9
+
+
+def test_a_likelihood_keeps_its_numbers_when_the_users_tensor_changes():
+    mine = torch.ones(2, dtype=torch.float64)
+    student, gaussian = StudentTLikelihood(NormalGammaPrior(b0=mine)), GaussianLikelihood(mine)
+    mine.mul_(5)
+    assert student.b0.tolist() == gaussian.variance.tolist() == [1, 1]

@@ -98,7 +98,7 @@ def test_a_state_without_legal_actions_teaches_nothing_unless_it_is_terminal():
     assert td["greedy_return"][1] == td["uniform_return"][1] == 2
     strategy = BMCEpsilon(batch_shape=[2])
     strategy.update(td)
-    assert strategy.skipped.tolist() == [1, 0]
+    assert strategy.skipped["nonfinite"].tolist() == [1, 0]
     assert strategy.return_count.tolist() == [0, 1]
 
 

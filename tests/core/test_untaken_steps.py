@@ -30,7 +30,15 @@ each_learning = pytest.mark.parametrize("name", LEARNING)
 
 def learned(strategy):
     """What was learned; not the last log ratio, which is of the last step even if it is skipped."""
-    return {key: x for key, x in memory(strategy).items() if "log_evidence" not in key}
+    return {
+        key: x
+        for key, x in memory(strategy).items()
+        if "log_evidence" not in key and "skipped" not in key
+    }
+
+
+def counted(strategy):
+    return {cause: count.tolist() for cause, count in strategy.skipped.items()}
 
 
 @each_learning
@@ -65,7 +73,31 @@ def test_a_mark_does_not_undo_padding(name):
     both, one = FACTORIES[name](RUNS), FACTORIES[name](RUNS)
     both.update(data.clone().set(("collector", "mask"), real), taken)
     one.update(data, taken & real)
-    assert same(memory(both), memory(one))
+    assert same(learned(both), learned(one))
+
+
+def test_every_mask_and_the_mark_must_agree():
+    data = transitions((*RUNS, 12))
+    masks = [torch.rand(*RUNS, 12) < 0.6 for _ in range(3)]
+    explore = exploring(BMCEpsilon(batch_shape=RUNS))
+    first, second, taken = masks
+    explore.update(data.set(("collector", "mask"), first).set("mask", second).set("taken", taken))
+    assert explore.strategy.learned.tolist() == (first & second & taken).sum(-1).tolist()
+    assert counted(explore.strategy) == {
+        "mask": (~(first & second)).sum(-1).tolist(),
+        "foreign": (first & second & ~taken).sum(-1).tolist(),
+        "nonfinite": [0] * 4,
+    }
+
+
+@pytest.mark.parametrize("name", ["geometric", "linear"])
+def test_a_step_counts_if_any_of_several_groups_of_agents_took_it(name):
+    data, taken = transitions((*RUNS, 6)), torch.zeros(*RUNS, 6, 3, 2, dtype=torch.bool)
+    taken[:, 4:, 1, 1] = True
+    strategy = FACTORIES[name](RUNS)
+    strategy.update(data, taken)
+    assert strategy.learned.tolist() == [2] * 4
+    assert strategy.skipped["foreign"].tolist() == [4] * 4
 
 
 @each_learning
@@ -160,7 +192,10 @@ def test_greedy_frames_teach_nothing(name):
     assert not data["taken"].any()
     before = memory(explore)
     explore.update(transitions(data.batch_size).update(data.select("taken")))
-    assert same(learned(explore), {key: x for key, x in before.items() if "log_ev" not in key})
+    assert same(
+        learned(explore),
+        {key: x for key, x in before.items() if "log_ev" not in key and "skipped" not in key},
+    )
 
 
 @pytest.mark.parametrize("mask_key", ["mask", ("collector", "mask")])
@@ -179,10 +214,9 @@ def test_padding_of_split_trajectories_teaches_nothing(mask_key):
         for trajectory in range(split.shape[0]):
             if mask[trajectory, time]:
                 walked.update(split[trajectory, time])
-    assert float(padded.log_evidence_ratio) == 0  # of the last step, which is padding
-    walked.log_evidence_ratio.zero_()
-    assert alike(memory(padded), memory(walked))
+    assert alike(learned(padded), learned(walked))
     assert int(padded.return_count) == 24
+    assert int(padded.skipped["mask"]) == int((~mask).sum())
     garbage = split.clone()
     for key in ("greedy_return", "uniform_return"):
         garbage[key] = torch.where(mask, garbage[key], torch.nan)
@@ -202,9 +236,8 @@ def test_returns_that_are_not_finite_are_skipped_and_counted(name, key, bad):
     skipping, spared = FACTORIES[name](RUNS), FACTORIES[name](RUNS)
     skipping.update(data)
     spared.update(torch.cat([data[:, :3], data[:, 5:]], 1))
-    assert (skipping.skipped == 2).all()
-    skipping.skipped.zero_()
-    assert same(memory(skipping), memory(spared))
+    assert counted(skipping) == {"mask": [0] * 4, "foreign": [0] * 4, "nonfinite": [2] * 4}
+    assert same(learned(skipping), learned(spared))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -214,7 +247,8 @@ def test_vdbe_skips_value_changes_that_are_not_finite(bad):
     skipping, spared = FACTORIES["vdbe"](RUNS), FACTORIES["vdbe"](RUNS)
     skipping.update(data)
     spared.update(torch.cat([data[:, :3], data[:, 5:]], 1))
-    assert same(memory(skipping), memory(spared))
+    assert counted(skipping) == {"mask": [0] * 4, "foreign": [0] * 4, "nonfinite": [2] * 4}
+    assert same(learned(skipping), learned(spared))
 
 
 def test_an_epsilon_that_decayed_to_nothing_can_rise_again():
@@ -233,3 +267,73 @@ def test_an_epsilon_of_zero_is_taken_all_the_same():
     acted = exploring(ConstantEpsilon(0.0))(observed(RUNS))
     assert (acted["epsilon"] == 0).all()
     assert acted["taken"].all()
+
+
+# What was left out is counted, once per frame, by its first cause.
+
+
+def spoiled(shape):
+    """Transitions, and where they are padding, not taken and not finite; some are all of these."""
+    data = transitions(shape)
+    real, taken, finite = (torch.rand(*shape) < 0.6 for _ in range(3))
+    for key in ("greedy_return", "value_change"):
+        data[key] = torch.where(finite, data[key], torch.nan)
+    return data.set(("collector", "mask"), real).set("taken", taken), real, taken, finite
+
+
+@each_learning
+@pytest.mark.parametrize("time", [(), (1,), (9,)])
+def test_every_frame_teaches_or_is_counted_with_one_cause(name, time):
+    data, real, taken, finite = spoiled((*RUNS, *time))
+    explore = exploring(FACTORIES[name](RUNS))
+    for _ in range(2):
+        explore.update(data)
+    over_time = tuple(range(1, real.ndim))
+    each = {"mask": ~real, "foreign": real & ~taken, "nonfinite": real & taken & ~finite}
+    expected = {
+        cause: 2 * (where.sum(over_time) if time else where.long()) for cause, where in each.items()
+    }
+    for part, runs in explore.strategy.parts():
+        assert "mask" in part.skipped
+        assert "foreign" in part.skipped
+        assert ("nonfinite" in part.skipped) == part.__class__.__name__.startswith(("B", "V"))
+        assert counted(part) == {cause: expected[cause][runs].tolist() for cause in part.skipped}
+        if "nonfinite" in part.skipped and part.learned is not None:
+            frames = part.learned + sum(part.skipped.values())
+            assert (frames == 2 * real[0].numel()).all()
+
+
+@pytest.mark.parametrize("name", ["bmc", "vdbe", "linear"])
+def test_a_pooled_strategy_counts_the_frames_of_all_environments(name):
+    data, real, taken, _ = spoiled((*RUNS, 9))
+    explore = exploring(FACTORIES[name](()))
+    explore.update(data)
+    assert int(explore.strategy.skipped["mask"]) == int((~real).sum())
+    assert int(explore.strategy.skipped["foreign"]) == int((real & ~taken).sum())
+
+
+def test_of_each_agent_frames_are_counted():
+    data = transitions((*RUNS, 6), agents=(AGENTS,))
+    taken, real = torch.rand(*RUNS, 6, AGENTS) < 0.5, torch.rand(*RUNS, 6) < 0.5
+    each = BMCEpsilon(batch_shape=(*RUNS, AGENTS))
+    each.update(data.set(("collector", "mask"), real), taken)
+    assert torch.equal(each.skipped["mask"], (~real).sum(1)[:, None].expand(-1, AGENTS))
+    assert torch.equal(each.skipped["foreign"], (real[..., None] & ~taken).sum(1))
+
+
+def test_nothing_is_counted_of_an_update_that_fails():
+    data, *_ = spoiled((*RUNS, 9))
+    strategy = BMCEpsilon(batch_shape=RUNS)
+    with pytest.raises(TypeError, match="floating point"):
+        strategy.update(data.set("greedy_return", data["greedy_return"].nan_to_num().long()))
+    assert counted(strategy) == {"mask": [0] * 4, "foreign": [0] * 4, "nonfinite": [0] * 4}
+
+
+def test_what_was_left_out_is_in_the_diagnostics():
+    data, real, taken, finite = spoiled(RUNS)
+    for strategy in (BMCEpsilon(batch_shape=RUNS), VDBEEpsilon(1, 1.0, 0.5, batch_shape=RUNS)):
+        strategy.update(data, taken)
+        said = strategy.diagnostics()
+        assert torch.equal(said["skipped/mask"], (~real).double())
+        assert torch.equal(said["skipped/foreign"], (real & ~taken).double())
+        assert torch.equal(said["skipped/nonfinite"], (real & taken & ~finite).double())

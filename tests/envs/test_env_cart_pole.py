@@ -70,6 +70,38 @@ def test_the_falling_step_earns_nothing_unless_asked(gymnasium_run):
     assert torch.equal(gymnasiums.double(), rewards)
 
 
+def test_the_constants_are_gymnasiums_and_the_papers():
+    theirs, model = gymnasium.make("CartPole-v1").unwrapped, CartPole()
+    assert model.position_limit == theirs.x_threshold
+    assert model.angle_limit == pytest.approx(theirs.theta_threshold_radians, rel=1e-15)
+    assert (model.gravity, model.force, model.tau) == (
+        theirs.gravity,
+        theirs.force_mag,
+        theirs.tau,
+    )
+    assert (model.cart_mass, model.pole_mass) == (theirs.masscart, theirs.masspole)
+    assert model.half_length == theirs.length
+    assert (model.bins, model.bounds) == (BINS, BOUNDS)
+    assert (model.initial_bound, model.step_reward, model.fall_reward) == (0.05, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("place", [2.39, -2.39, 2.41, -2.41])
+def test_an_episode_ends_beyond_the_track(place):
+    physics = torch.tensor([place, 0.0, 0.0, 0.0])
+    assert cart_pole_step(physics, torch.tensor(1))[2].item() == (abs(place) > 2.4)
+
+
+def test_every_form_of_the_domain_starts_alike():
+    env, draws = CartPoleEnv(dtype=torch.float64), torch.rand(100, 4, dtype=torch.float64)
+    lanes = CartPoleEnv(batch_size=[100]).lanes().start(draws)
+    scalars = [env.scalars().start(tuple(row)) for row in draws.tolist()]
+    torch.testing.assert_close(
+        torch.tensor([physics for physics, _ in scalars], dtype=torch.float64), lanes
+    )
+    assert {state for _, state in scalars} == {0}
+    assert lanes.abs().max() <= 0.05
+
+
 def bin_by_hand(entry, bound, count):
     return min(count - 1, max(0, round((count - 1) * (entry + bound) / (2 * bound))))
 
@@ -133,7 +165,14 @@ def test_a_balanced_cart_is_truncated_at_the_limit():
         ({"bins": (3, 3, 6)}, "bins"),
         ({"bins": (0, 3, 6, 3)}, "bins"),
         ({"bounds": (1.0, -1.0, 1.0, 1.0)}, "bounds"),
+        ({"bounds": (1.0, 0.0, 1.0, 1.0)}, "bounds"),
+        ({"bounds": (1.0, 1.0, 1.0)}, "bounds"),
         ({"tau": 0.0}, "tau"),
+        ({"cart_mass": 0.0}, "cart_mass"),
+        ({"pole_mass": 0.0}, "pole_mass"),
+        ({"half_length": math.nan}, "half_length"),
+        ({"position_limit": 0.0}, "position_limit"),
+        ({"angle_limit": -0.1}, "angle_limit"),
     ],
 )
 def test_bad_models_are_refused_by_name(arguments, words):

@@ -1,6 +1,7 @@
 """Supply-chain against a scalar reference, by hand and by its exact optimum."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ TWO = SupplyNetwork(
     initial_stocks=(3, 1, 0),
 )
 
+FULL_TRUCKS = SupplyNetwork(truck_cost="floor")
+
 
 def period_by_hand(stocks, ships, produce, demands, network):
     """One period in plain Python: the reward, the next stocks and what moved."""
@@ -44,7 +47,7 @@ def period_by_hand(stocks, ships, produce, demands, network):
             shipped = network.capacity[j + 1] - shelf
         factory -= shipped
         gain += network.price * sold
-        gain -= network.kappa_tr[j] * math.ceil(shipped / network.zeta[j])
+        gain -= network.kappa_tr[j] * getattr(math, network.truck_cost)(shipped / network.zeta[j])
         after.append(shelf + shipped)
         moved.append((sold, shipped))
     produced = min(produce, network.capacity[0] - factory)
@@ -52,7 +55,10 @@ def period_by_hand(stocks, ships, produce, demands, network):
     return gain, (factory + produced, *after), moved, produced
 
 
-@pytest.mark.parametrize(("network", "count"), [(SupplyNetwork(), 100_000), (TWO, 20_000)])
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [(SupplyNetwork(), 100_000), (TWO, 20_000), (replace(TWO, truck_cost="floor"), 20_000)],
+)
 def test_random_periods_equal_the_scalar_reference(network, count):
     generator = torch.Generator().manual_seed(1)
     sizes = network.sizes
@@ -167,7 +173,7 @@ def test_the_environment_draws_poisson_demand():
 
 def test_action_values_are_expectations_over_the_truncated_poisson():
     generator = np.random.default_rng(0)
-    for network in (SupplyNetwork(), TWO):
+    for network in (SupplyNetwork(), FULL_TRUCKS, TWO):
         short = optimal_supply_chain_values(network, 0.9, horizon=1).values[0]
         longer = optimal_supply_chain_values(network, 0.9, horizon=2)
         demands = [range(25)] * network.warehouses
@@ -202,6 +208,20 @@ def test_simulating_the_optimal_policy_earns_the_optimal_return():
     assert (total.mean() - promised).abs() < 3 * error
 
 
+@pytest.mark.parametrize(("rule", "paid"), [("ceil", [0, 1, 2]), ("floor", [0, 0, 1])])
+def test_the_numba_engine_pays_for_the_same_trucks(rule, paid):
+    cost = SupplyChainEnv(SupplyNetwork(truck_cost=rule)).scalars().truck_cost
+    assert [round(10 * float(cost[shipped])) for shipped in (0, 4, 9)] == paid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "optimum"), [("ceil", 13.570), ("floor", 14.947)])
+def test_what_a_truck_costs_decides_what_can_be_earned(rule, optimum):
+    network = SupplyNetwork(truck_cost=rule)
+    values = optimal_supply_chain_values(network, gamma=0.95, horizon=200).values[0]
+    assert values[network.start_state].item() == pytest.approx(optimum, abs=5e-4)
+
+
 @pytest.mark.slow
 def test_the_endless_optimum_is_a_fixed_point_close_to_the_long_horizon():
     optimum = optimal_supply_chain_values(gamma=0.95)
@@ -225,6 +245,7 @@ def test_the_endless_optimum_is_a_fixed_point_close_to_the_long_horizon():
         ({"demand_rate": 2.5}, "demand_rate must hold one rate per warehouse"),
         ({"demand_rate": (-1.0,)}, "demand_rate"),
         ({"rho_max": -1}, "rho_max"),
+        ({"truck_cost": "round"}, "truck_cost must be 'ceil' or 'floor', got 'round'"),
     ],
 )
 def test_bad_networks_are_refused_by_name(arguments, words):
@@ -241,6 +262,54 @@ def test_bad_references_are_refused_by_name(arguments, words):
         optimal_supply_chain_values(TWO, **arguments)
 
 
-def test_a_rate_that_is_not_a_number_is_refused():
-    with pytest.raises(ValueError, match="rate"):
-        poisson_cdf(float("nan"))
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -0.1])
+def test_a_rate_that_is_not_a_number_is_refused(rate):
+    with pytest.raises(ValueError, match="rate must be finite and not negative"):
+        poisson_cdf(rate)
+
+
+def test_without_demand_the_distribution_function_is_one_at_once():
+    assert poisson_cdf(0.0).tolist() == [1.0]
+
+
+def test_the_network_is_the_papers():
+    network = SupplyNetwork()
+    assert (network.price, network.kappa_pr, network.kappa_st) == (0.5, 0.1, (0.02, 0.02))
+    assert (network.kappa_tr, network.zeta, network.capacity) == ((0.1,), (5,), (50, 50))
+    assert (network.rho_max, network.ship_max, network.demand_rate) == (9, (9,), (2.5,))
+    assert network.initial_stocks == (10, 0)
+    assert network.start_state == 10 * 51
+
+
+def test_nothing_need_be_produced_stored_or_shipped():
+    idle = SupplyNetwork(
+        rho_max=0, ship_max=(0,), capacity=(0,), kappa_st=(0.0,), initial_stocks=(0,)
+    )
+    assert (idle.num_states, idle.num_actions) == (1, 1)
+    assert SupplyNetwork(demand_rate=(0.0,), kappa_tr=(0.0,), zeta=(1,)).num_actions == 100
+    assert SupplyNetwork(initial_stocks=(50, 50)).start_state == 2600
+
+
+@pytest.mark.parametrize("network", [SupplyNetwork(), TWO])
+def test_lanes_step_as_the_tensor_function(network):
+    lanes = SupplyChainEnv(network, batch_size=[7]).lanes()
+    state = torch.randint(network.num_states, (7,))
+    action = torch.randint(network.num_actions, (7,))
+    noise = lanes.transition_noise(torch.rand(7, network.warehouses, dtype=torch.float64))
+    env = SupplyChainEnv(network, batch_size=[7])
+    after, reward, ended = supply_chain_step(env.stocks(state), action, noise, network)
+    found = lanes.step(state, action, noise)
+    for part, expected in zip(found, (env.state(after), reward, ended), strict=True):
+        assert torch.equal(part, expected)
+    assert lanes.start(torch.rand(7, lanes.resets)).tolist() == [network.start_state] * 7
+
+
+def test_the_endless_optimum_is_where_an_ever_longer_horizon_leads():
+    small = SupplyNetwork(capacity=(4,), rho_max=2, ship_max=(2,), initial_stocks=(2, 0))
+    endless = optimal_supply_chain_values(small, 0.8, tolerance=1e-6)
+    finite = optimal_supply_chain_values(small, 0.8, horizon=100)
+    torch.testing.assert_close(endless.values, finite.values[0], atol=2e-6, rtol=0)
+    assert torch.equal(endless.policy, finite.policy[0])
+    loose = optimal_supply_chain_values(small, 0.8, tolerance=1e-2)
+    gap = (loose.values - finite.values[0]).abs().max().item()
+    assert 1e-6 < gap <= 1e-2

@@ -46,6 +46,12 @@ def test_specs_hold(domain, observation, batch_size, one_hot_actions):
 
 
 @every_domain
+@every_observation
+def test_tables_that_can_be_computed_are_in_no_checkpoint(domain, observation):
+    assert not domain(observation=observation).state_dict()
+
+
+@every_domain
 def test_one_hot_actions_do_what_their_index_does(domain):
     plain, one_hot = domain(batch_size=[64]), domain(batch_size=[64], one_hot_actions=True)
     start = plain.reset()

@@ -161,7 +161,7 @@ def test_the_target_network_follows_by_its_share_and_interval() -> None:
 
 def test_one_network_per_run_has_one_loss_per_run(random: torch.Generator) -> None:
     networks = QNetwork(5, 3, (8,), runs=2)
-    learning = QLearning(networks, 0.9, runs=2, batch_size=4, capacity=8)
+    learning = QLearning(networks, 0.9, runs=2, batch_size=4, capacity=8, priorities=Priorities())
     for _ in range(8):
         learning.add(experience(random, runs=2))
     loss, error = learning.loss(learning.sample())

@@ -24,6 +24,7 @@ from bmc_torchrl.learners.settings import (
 from bmc_torchrl.learners.values import QTable
 from bmc_torchrl.lockstep import DQNLockstep, TabularDraws, TabularLockstep
 from bmc_torchrl.lockstep.interface import engine_class, make_engine
+from bmc_torchrl.lockstep.numba.dqn import NumbaDQNEngine
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.strategies import BMCEpsilon, ConstantEpsilon, LinearEpsilon, StackedEpsilon
 
@@ -68,8 +69,7 @@ def test_both_engines_learn_equal_tables_from_equal_draws_in_a_domain_of_one_fil
 def test_a_domain_of_one_file_is_trained_and_tested_to_the_end(learner) -> None:
     run = RunSettings(gamma=0.5, episodes=60, tests=4, seed=1)
     strategy = ConstantEpsilon(0.5, batch_shape=[RUNS])
-    options = {} if learner is SARSA else {"compiled": False}
-    engine = make_engine(chain(), strategy, run, learner, threads=1, **options)
+    engine = make_engine(chain(), strategy, run, learner, threads=1)
     while not engine.finished:
         engine.advance(50)
     # Going right from 0 or 1 takes 4 steps on average with a slip of a quarter, going left 20.
@@ -80,7 +80,8 @@ def test_an_engine_is_chosen_by_learner_and_device_and_says_what_it_can_run() ->
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert engine_class(SARSA, cpu) is NumbaTabularEngine
     assert engine_class(SARSA, gpu) is TabularLockstep
-    assert engine_class(PUBLISHED, cpu) is engine_class(PUBLISHED, gpu) is DQNLockstep
+    assert engine_class(PUBLISHED, cpu) is NumbaDQNEngine
+    assert engine_class(PUBLISHED, gpu) is DQNLockstep
     assert engine_class(DQNSettings(), cpu) is None
     linear = LinearEpsilon(count_by="step", batch_shape=[1])
     stacked = StackedEpsilon([ConstantEpsilon(0.1, batch_shape=[1]), linear])

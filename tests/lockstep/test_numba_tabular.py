@@ -92,7 +92,7 @@ def test_results_are_missing_until_the_episode_is_over():
     assert 0 < done.sum() < done.numel()
     assert not engine.finished
     assert torch.equal(results(engine).isfinite(), done.expand(6, -1, -1))
-    assert torch.equal(diagnostics(engine).isfinite(), done.expand(6, -1, -1))
+    assert torch.equal(diagnostics(engine).isfinite(), done.expand(8, -1, -1))
 
 
 def test_strategies_are_diagnosed_at_the_end_of_each_episode():
@@ -106,17 +106,30 @@ def test_strategies_are_diagnosed_at_the_end_of_each_episode():
     assert list(engine.diagnostics) == list(said)
     for name, values in engine.diagnostics.items():
         torch.testing.assert_close(values[:, -1], said[name], rtol=0, atol=0, equal_nan=True)
-        assert torch.equal(values.isfinite().all(-1), torch.arange(12) < 2)
+        # Two runs of ε-BMC, then two of VDBE, which says what it skipped.
+        speak = 4 if name.startswith("skipped") else 2
+        assert torch.equal(values.isfinite().all(-1), torch.arange(12) < speak)
     assert small_engine(strategy=ConstantEpsilon(0.1, batch_shape=[6])).diagnostics == {}
 
 
 def test_returns_that_are_not_finite_are_counted_and_teach_nothing():
     engine = small_engine(table=torch.full((6, 150, 4), torch.inf))
     engine.advance(600)
-    skipped = engine.diagnostics["skipped"]
+    skipped = engine.diagnostics["skipped/nonfinite"]
     assert torch.equal(skipped, engine.train_steps.cumsum(-1))
     assert (engine.diagnostics["posterior/alpha"] == 1).all()
-    assert (engine.diagnostics["posterior/log_evidence_ratio"] == 0).all()
+    assert (engine.diagnostics["posterior/log_evidence"] == 0).all()
+
+
+def test_value_changes_that_are_not_finite_are_counted_and_teach_nothing():
+    vdbe = VDBEEpsilon(150, 1.0, 0.25, batch_shape=[6])
+    engine = small_engine(strategy=vdbe, table=torch.full((6, 150, 4), torch.inf))
+    engine.advance(600)
+    skipped = engine.diagnostics["skipped/nonfinite"]
+    assert torch.equal(skipped, engine.train_steps.cumsum(-1))
+    engine.write_strategy(vdbe)
+    assert torch.equal(vdbe.skipped["nonfinite"], skipped[:, -1].long())
+    assert (vdbe.epsilons == 0.5).all()
 
 
 def test_losses_are_those_of_the_training_episode():

@@ -1,6 +1,9 @@
 """ε-BMC: its equations, its states, its priors."""
 
+import copy
+import itertools
 import math
+import pickle
 import warnings
 
 import pytest
@@ -8,7 +11,13 @@ import torch
 from contracts import FACTORIES, LEARNING, RUNS, STATES, alike, memory, same, transitions
 from scipy import stats
 
-from bmc_torchrl import BMCEpsilon, GaussianLikelihood, NormalGammaPrior, VDBEEpsilon
+from bmc_torchrl import (
+    BMCEpsilon,
+    GaussianLikelihood,
+    NormalGammaPrior,
+    StudentTLikelihood,
+    VDBEEpsilon,
+)
 
 
 def reference_epsilons(alpha, beta, returns, mu0=0.0, tau0=1.0, a0=500.0, b0=500.0):
@@ -105,14 +114,14 @@ def test_one_state_is_no_state(update, shape):
     assert torch.equal(single.epsilon(data[..., 0]), free.epsilon(data[..., 0]))
 
 
-@pytest.mark.parametrize("encoding", ["index", "column", "one_hot", "float one_hot"])
+@pytest.mark.parametrize("encoding", ["index", "column", "one_hot", "bool one_hot"])
 @pytest.mark.parametrize("name", ["bmc-state", "vdbe"])
 def test_each_state_learns_only_from_leaving_it(name, encoding):
     data = transitions((*RUNS, 40))
     index = data["state"].clone()
     one_hot = torch.nn.functional.one_hot(index, STATES)
     encodings = {"index": index, "column": index[..., None], "one_hot": one_hot}
-    data["state"] = encodings.get(encoding, one_hot.float())
+    data["state"] = encodings.get(encoding, one_hot.bool())
     strategy = FACTORIES[name](RUNS)
     strategy.update(data)
     table = strategy.mean if name == "bmc-state" else strategy.epsilons
@@ -164,11 +173,56 @@ def test_epsilon_above_one_half_is_allowed_and_may_rise():
     assert float(strategy.eps) > 0.75
 
 
+@pytest.mark.parametrize("likelihood", [StudentTLikelihood(), GaussianLikelihood(4.0)])
+def test_evidence_adds_up_over_transitions_and_where_there_is_no_gap_nothing(likelihood):
+    at_once, one_by_one = BMCEpsilon(likelihood=likelihood), BMCEpsilon(likelihood=likelihood)
+    data = transitions((40,))
+    at_once.update(data)
+    said = []
+    for step in data.unbind(0):
+        one_by_one.update(step)
+        said.append(float(one_by_one.log_evidence))
+    assert float(at_once.log_evidence) == pytest.approx(said[-1], rel=1e-12)
+    # ε < ½ falls, so that all evidence is against "uniform".
+    assert all(later < sooner for sooner, later in itertools.pairwise([0.0, *said]))
+    terminal = transitions(())
+    one_by_one.update(terminal.set("uniform_return", terminal["greedy_return"]))
+    assert float(one_by_one.log_evidence) == said[-1]
+
+
 def test_the_running_variance_needs_two_different_returns():
     strategy = BMCEpsilon(likelihood=GaussianLikelihood())
     step = transitions(())
     strategy.update(step)
     assert float(strategy.eps) == pytest.approx(1 / 2.01)
-    assert float(strategy.log_evidence_ratio) == 0
+    assert float(strategy.log_evidence) == 0
     strategy.update(transitions(()))
     assert float(strategy.eps) < 1 / 2.01
+
+
+MOVES = {
+    "copied": copy.deepcopy,
+    "pickled": lambda strategy: pickle.loads(pickle.dumps(strategy)),
+    "shared": lambda strategy: strategy.share_memory(),
+    "loaded": lambda strategy: (
+        strategy.load_state_dict(copy.deepcopy(strategy.state_dict()), assign=True) and strategy
+    ),
+    "cast": lambda strategy: strategy.half().float(),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("options", [{}, {"num_states": STATES}, {"update": "offline"}])
+def test_one_step_is_learned_where_the_buffers_are_now(move, options):
+    data = transitions((2, *RUNS))
+    strategy = BMCEpsilon(batch_shape=RUNS, **options)
+    strategy.update(data[0])
+    moved = MOVES[move](strategy)
+    before = {name: value.clone() for name, value in strategy.state_dict().items()}
+    moved.update(data[1])
+    expected = BMCEpsilon(batch_shape=RUNS, **options)
+    expected.update(data[0])
+    expected.update(data[1])
+    assert same(memory(moved), memory(expected))
+    if moved is not strategy:
+        assert same(strategy.state_dict(), before)

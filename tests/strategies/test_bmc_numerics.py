@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import EXACT, FLOAT, Run, strength_form
+from tensordict import TensorDict
 
-from bmc_torchrl import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
+from bmc_torchrl import BMCEpsilon, GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl import functional as fn
 from bmc_torchrl.strategies.bmc import BMCPosterior, bmc_step, usable
 
@@ -277,3 +278,29 @@ def test_moments_are_those_of_the_mixture_returns_with_epsilon_before_the_update
     torch.testing.assert_close(path[-1].return_mean, observed.mean(0), rtol=1e-12, atol=1e-14)
     variance = fn.Moments(*path[-1][2:]).variance
     torch.testing.assert_close(variance, observed.var(0), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(
+    ("greedy", "uniform", "learned"),
+    [
+        (1e99, -1e99, True),
+        (1e60, 0.0, True),
+        (0.0, 1e60, True),
+        (1e100, 0.0, False),
+        (0.0, 1e100, False),
+        (1e150, 0.0, False),
+        (0.0, 1e150, False),
+        (-1e150, 1.0, False),
+        (8e99, 8e99, False),
+    ],
+)
+def test_returns_are_used_up_to_a_norm_of_1e100(greedy, uniform, learned, steps):
+    pair = torch.tensor([greedy, uniform], dtype=torch.float64)
+    assert bool(usable(*pair)) == learned
+    data = TensorDict({"greedy_return": pair[0], "uniform_return": pair[1]}).expand(steps).clone()
+    strategy = BMCEpsilon()
+    strategy.update(data)
+    assert int(strategy.learned) == steps * learned
+    assert int(strategy.skipped["nonfinite"]) == steps * (not learned)
+    assert strategy.return_m2.isfinite()

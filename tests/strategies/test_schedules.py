@@ -8,6 +8,7 @@ from contracts import RUNS, Plain, action_spec, exploring, observed, stacked, tr
 from torchrl.modules import EGreedyModule
 
 from bmc_torchrl import (
+    BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
     GeometricEpsilon,
@@ -138,3 +139,33 @@ def test_a_users_own_strategy_works_alone_and_stacked():
 def test_a_strategy_without_buffers_follows_the_others_of_its_stack():
     stack = StackedEpsilon([Plain([1]), ConstantEpsilon(0.4, batch_shape=[1])]).to("meta")
     assert stack.eps.device == stack.epsilon(observed([2])).device == torch.device("meta")
+
+
+def test_bounds_of_schedules_are_allowed_themselves():
+    assert LinearEpsilon(0.5, 0.5, num_frames=1).eps == 0.5
+    assert PowerEpsilon(1.0, 0.0).eps == GeometricEpsilon(1.0, 1.0).eps == ConstantEpsilon(1.0).eps
+    assert GeometricEpsilon(0.0, 0.0).eps == ConstantEpsilon(0.0).eps == 0
+    assert VDBEEpsilon(1, 1e-9, 1e-9, initial=0.0).eps == 0
+    assert VDBEEpsilon(1, 1.0, 1.0, initial=1.0).eps == 1
+
+
+def test_engines_of_rules_say_what_they_skipped_and_that_they_mask_nothing():
+    said = VDBEEpsilon.scalar_diagnostics(torch.tensor([[2.0, 9.0], [3.0, 9.0]]))
+    found = {name: value.tolist() for name, value in said.items()}
+    assert found == {
+        "skipped/mask": [0.0, 0.0],
+        "skipped/foreign": [0.0, 0.0],
+        "skipped/nonfinite": [2.0, 3.0],
+    }
+    columns = torch.tensor([0.25, 1.0, 3.0, 3.0, 2.0, 8.0, -0.5, 4.0, 99.0])
+    said = {name: float(x) for name, x in BMCEpsilon.scalar_diagnostics(columns).items()}
+    assert said == {
+        "posterior/alpha": 1.0,
+        "posterior/beta": 3.0,
+        "posterior/return_variance": 4.0,
+        "posterior/strength": 4.0,
+        "posterior/log_evidence_ratio": -0.5,
+        "skipped/mask": 0.0,
+        "skipped/foreign": 0.0,
+        "skipped/nonfinite": 4.0,
+    }

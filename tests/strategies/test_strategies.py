@@ -20,9 +20,10 @@ from contracts import (
     stacked,
     transitions,
 )
+from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from bmc_torchrl import StackedEpsilon
+from bmc_torchrl import BMCEpsilon, StackedEpsilon, VDBEEpsilon
 
 each_strategy = pytest.mark.parametrize(("name", "shape"), STRATEGY_SHAPES)
 
@@ -170,3 +171,37 @@ def test_every_strategy_declares_what_it_reads(name):
         with pytest.raises(KeyError, match=str(key if isinstance(key, str) else key[-1])):
             strategy.update(data.exclude(key))
     assert same(memory(strategy), memory(twin))
+
+
+def test_vdbe_with_a_whole_step_is_what_its_last_value_change_says():
+    strategy = VDBEEpsilon(1, sigma=0.5, delta=1.0, batch_shape=RUNS)
+    data = transitions(RUNS)
+    strategy.update(data)
+    expected = torch.tanh(data["value_change"].double().abs() / (2 * 0.5))
+    torch.testing.assert_close(strategy.eps, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 2)])
+def test_vdbe_of_one_state_has_one_epsilon_per_run(shape):
+    strategy = VDBEEpsilon(1, 1.0, 0.5, initial=0.3, batch_shape=shape)
+    assert strategy.state_key is None
+    assert strategy.epsilon(TensorDict({}, shape)).shape == shape
+    assert torch.equal(strategy.epsilon(TensorDict({}, shape)), strategy.eps)
+
+
+def test_a_stack_of_strategies_with_agents_walks_through_time():
+    data = transitions((*RUNS, 6), agents=(AGENTS,))
+    alone = BMCEpsilon(batch_shape=(*RUNS, AGENTS))
+    parts = [BMCEpsilon(batch_shape=(runs, AGENTS)) for runs in (1, 3)]
+    stack = StackedEpsilon(parts)
+    for strategy in (alone, stack):
+        strategy.update(data)
+    assert torch.equal(stack.eps, alone.eps)
+    assert not torch.equal(stack.eps, BMCEpsilon(batch_shape=(*RUNS, AGENTS)).eps)
+
+
+def test_a_stack_does_not_take_time_for_runs():
+    data = transitions(RUNS)
+    data.names = ["time"]
+    with pytest.raises(ValueError, match="does not start with the 4 runs of the stacked"):
+        FACTORIES["stacked"](RUNS).update(data)

@@ -6,52 +6,12 @@ import warnings
 
 import pytest
 import torch
-from tensordict import TensorDict
+from walk_cases import BMC, PRIOR, assert_equal_states, by_tensors, collected
 
-from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior
-from bmc_torchrl.strategies import BMCEpsilon, VDBEEpsilon, bmc, vdbe, walks
+from bmc_torchrl.likelihoods import GaussianLikelihood
+from bmc_torchrl.strategies import BMCEpsilon, VDBEEpsilon, bmc, walks
 
-STEPS = 60
-PRIOR = NormalGammaPrior(mu0=0.3, b0=5.0)
 SHAPES = [(), (1,), (4,), (2, 3)]
-BMC = {
-    "one posterior": {},
-    "per state": {"num_states": 5},
-    "offline": {"update": "offline"},
-    "offline per state": {"update": "offline", "num_states": 5},
-}
-
-
-def collected(shape, random):
-    """Transitions ``[*shape, STEPS]``, some of them not taken, infinite, NaN or too large."""
-    size = (*shape, STEPS)
-    draw = lambda: torch.rand(size, generator=random)  # noqa: E731
-    greedy = (draw() * 6).double()
-    greedy[draw() < 0.1] = torch.nan
-    greedy[draw() < 0.05] = 1e101
-    change = draw() - 0.5
-    change[draw() < 0.1] = torch.inf
-    entries = {
-        "greedy_return": greedy,
-        "uniform_return": greedy - 3 * draw(),
-        "value_change": change,
-        "state": (draw() * 5).long(),
-        "next": {"done": (draw() < 0.1).unsqueeze(-1)},
-    }
-    names = [None] * len(shape) + ["time"]
-    return TensorDict(entries, size, names=names), draw() < 0.8
-
-
-def assert_equal_states(strategy, expected):
-    for key, value in expected.state_dict().items():
-        torch.testing.assert_close(strategy.state_dict()[key], value, rtol=1e-12, atol=1e-300)
-
-
-def by_tensors(monkeypatch, strategy, *data):
-    with monkeypatch.context() as patch:
-        for module in (bmc, vdbe):
-            patch.setattr(module, "can_walk", lambda column: False)
-        strategy.update(*data)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -66,7 +26,8 @@ def test_bmc_walks_as_the_tensor_functions_do(monkeypatch, shape, options, maske
         strategy.update(data, *mark)
         by_tensors(monkeypatch, expected, data, *mark)
     assert_equal_states(strategy, expected)
-    assert (strategy.skipped > 0).all()
+    assert (strategy.skipped["nonfinite"] > 0).all()
+    assert (strategy.skipped["foreign"] > 0).all() == masked
     assert (strategy.eps < 0.4).all()
 
 

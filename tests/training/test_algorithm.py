@@ -9,6 +9,12 @@ import torch
 from algorithm import ExpectedSarsa, Grid, bmc_run
 from draws import recorded_draws
 from jobs import built
+from torchrl.envs import RenameTransform, TransformedEnv
+
+from bmc_torchrl import AdaptiveEGreedyModule
+from bmc_torchrl.envs import SubgoalGridEnv
+from bmc_torchrl.training.interaction import interaction_with
+from bmc_torchrl.training.transitions import TransitionStream
 
 SMALL = "{_target_: bmc_torchrl.envs.SubgoalGrid, rows: 2, columns: 3, start: [1, 0], "
 SMALL += "goals: [[1, 2], [0, 0]]}"
@@ -99,13 +105,13 @@ def test_returns_come_before_learning_and_the_strategy_after_it() -> None:
         assert transition.get("value_change", None) is None
         learn(transition, *args)
 
-    def updating(transition, *args):
+    def updating(transition, *args, **options):
         seen.append("update")
         before = transition["action_value"].gather(-1, transition["action"].unsqueeze(-1))
         after = learner.q_actor(transition.select("state"))["action_value"]
         after = after.gather(-1, transition["action"].unsqueeze(-1))
         torch.testing.assert_close(transition["value_change"], (after - before).squeeze(-1))
-        update(transition, *args)
+        update(transition, *args, **options)
 
     learner.rule.learn, learner.explore.strategy.update = learning, updating
     stream._start()
@@ -132,3 +138,36 @@ def test_the_published_next_action_is_drawn_before_learning() -> None:
         learner.next_action.commit = commit
         over = bool(transition["next", "done"])
         committed = None if over else int(learner.next_action.action)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("epsilon", {}, "env observes 'epsilon'.*pass epsilon_key= to AdaptiveEGreedyModule"),
+        ("taken", {}, "env observes 'taken'.*pass taken_key= to AdaptiveEGreedyModule"),
+        ("collector", {}, "env observes 'collector', which is TorchRL's"),
+        ("epsilon", {"epsilon_key": "rate"}, None),
+    ],
+)
+def test_what_an_environment_observes_is_not_written_over(name, keys, message) -> None:
+    env = TransformedEnv(
+        SubgoalGridEnv(batch_size=[2]), RenameTransform(["state"], [name], create_copy=True)
+    )
+    explore = AdaptiveEGreedyModule(env.action_spec, **keys)
+    if message is None:
+        TransitionStream(env, explore, chunk_steps=1, num_chunks=1)
+        return
+    with pytest.raises(ValueError, match=message):
+        TransitionStream(env, explore, chunk_steps=1, num_chunks=1)
+
+
+def test_the_discrete_state_is_where_the_strategy_says() -> None:
+    env = SubgoalGridEnv(batch_size=[2], observation="encoded")
+    both = TransformedEnv(env, RenameTransform(["observation"], ["cell"], create_copy=True))
+    for key, expected in (("cell", "observation"), (None, "state")):
+        interaction = interaction_with(both, "observation", key)
+        interaction.start()
+        assert torch.equal(interaction.state, both.reset()[expected])
+        interaction.step(torch.tensor([0, 1]))
+        assert interaction.state_after.dtype == both.observation_spec[expected].dtype
+    assert interaction_with(both, "observation", "nowhere")._state(both.reset()) is None

@@ -346,6 +346,66 @@ def test_compiled_updates_are_the_eager_ones(path: str) -> None:
         )
 
 
+@pytest.fixture
+def uncompiled():
+    """Graphs run as plain Python: which of them there are, and in which order, is what matters."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "torchrl"])
+def test_a_resumed_compiled_job_takes_the_action_it_had_chosen(
+    path: str, tmp_path: Path, uncompiled: None
+) -> None:
+    options = {"compile": True, "chunk_steps": 5}
+    whole = fitted(built(path, **options), trainer(40))
+    saved = tmp_path / "saved.ckpt"
+    trainer(25, callbacks=[SaveAt(20, saved)]).fit(built(path, **options))
+    torch.rand(3)
+    second = built(path, **options)
+    trainer(40).fit(second, ckpt_path=saved, weights_only=True)
+    assert_identical(everything(whole), everything(second))
+
+
+def test_an_update_is_one_graph_until_the_optimiser_is_set_anew(uncompiled: None) -> None:
+    class HalfTheRate(Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_) -> None:
+            graphs.append(len(pl_module.compiled.graphs))
+            pl_module.optimizers().param_groups[0]["lr"] = 5e-4
+
+    graphs: list[int] = []
+    made, fit = module(compile=True, chunk_steps=5), trainer(15, callbacks=[HalfTheRate()])
+    fit.fit(made)
+    assert graphs == [1, 2, 2]
+    assert fit.global_step == 15
+
+
+def test_a_scheduled_rate_is_no_constant_of_the_graph(uncompiled: None) -> None:
+    def halving(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    made = fitted(module(compile=True, chunk_steps=5, scheduler=halving), trainer(10))
+    assert len(made.compiled.graphs) == 2
+    assert made.optimizers().param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**10)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_callback_sees_every_optimiser_step_of_a_chunk(compile: bool, uncompiled: None) -> None:
+    class Watches(Callback):
+        seen = 0
+
+        def on_before_optimizer_step(self, *_) -> None:
+            self.seen += 1
+
+    watching = Watches()
+    plain = fitted(module(compile=compile, chunk_steps=5), trainer(12))
+    fit = trainer(12, callbacks=[watching])
+    made = fitted(module(compile=compile, chunk_steps=5), fit)
+    assert watching.seen == fit.global_step == 12
+    for ours, theirs in zip(made.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_torchrls_parts_can_be_handed_over() -> None:
     replay = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
     made = module(

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from bmc_torchrl import BMCEpsilon, ConstantEpsilon
+from bmc_torchrl.lockstep import DQNLockstep, interface
 from bmc_torchrl.training import EpisodeMetrics, EpsilonGreedyDQN
 from bmc_torchrl.training.metrics import episode_row, log_points
 from bmc_torchrl.training.tracking import EpisodeCSVLogger
@@ -29,9 +30,9 @@ MEANS = {
 }
 PLAIN = {"train/epsilon_min", "train/epsilon_max", "train/episodes", "train/frames"}
 SAID = {
-    *(f"posterior/{name}" for name in ("alpha", "beta", "strength", "log_evidence_ratio")),
+    *(f"posterior/{name}" for name in ("alpha", "beta", "strength", "log_evidence")),
     "posterior/return_variance",
-    "skipped",
+    *(f"skipped/{cause}" for cause in ("mask", "foreign", "nonfinite")),
 }
 SHORT = ["domain.max_steps=30", "domain.tests=2", "device=cpu", "logger=csv", "episodes=5"]
 DQN = ["experiment=cartpole_dqn", "domain.test_every=1", "learner.warmup=8", "learner.batch_size=4"]
@@ -44,13 +45,17 @@ PATHS = {
     "published DQN": ["experiment=cart_dqn", "engine=torchrl", "runs=2", *NETWORK],
     "torch engine": ["experiment=cart_dqn", "engine=lockstep", "runs=2", *NETWORK],
     "numba": [*TABLE, "engine=lockstep", "runs=2"],
+    "numba networks": ["experiment=cart_dqn", "engine=lockstep", "runs=2", *NETWORK],
 }
 
 
 def job(output: Path, name: str, *more: str) -> list[dict[str, float]]:
     """The rows of a short job on one of the paths."""
-    cfg, *parts = built(*SHORT, *PATHS[name], *more, f"output={output}")
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), pytest.MonkeyPatch.context() as patch:
+        if name == "torch engine":
+            # What device=cuda chooses.
+            patch.setattr(interface, "engine_class", lambda learner, device: DQNLockstep)
+        cfg, *parts = built(*SHORT, *PATHS[name], *more, f"output={output}")
         train.fit(cfg, *parts)
     rows = EpisodeCSVLogger(output).rows()
     return [{key: float(text) for key, text in row.items()} for row in rows]
@@ -70,7 +75,9 @@ def test_every_path_logs_the_same_names_for_every_episode(name: str, tmp_path: P
         assert row["posterior/strength"] == pytest.approx(total)
     prior = rows[0]
     assert SAID | PLAIN | {"train/epsilon"} <= set(prior)
-    assert prior["train/frames"] == prior["train/episodes"] == prior["skipped"] == 0
+    assert prior["train/frames"] == prior["train/episodes"] == 0
+    for row in rows:
+        assert row["skipped/mask"] == row["skipped/foreign"] == row["skipped/nonfinite"] == 0
     frames = [row["train/frames"] for row in rows]
     assert all(later > earlier for earlier, later in itertools.pairwise(frames))
     assert max(row["train/loss"] for row in rows[1:]) > 0
@@ -80,7 +87,9 @@ def test_every_path_logs_the_same_names_for_every_episode(name: str, tmp_path: P
     assert (tmp_path / "greedy.gif").stat().st_size > 1_000
 
 
-@pytest.mark.parametrize("name", ["EpsilonGreedyDQN, two runs", "TorchRL", "numba"])
+@pytest.mark.parametrize(
+    "name", ["EpsilonGreedyDQN, two runs", "TorchRL", "numba", "numba networks"]
+)
 def test_strategies_are_never_averaged_together(name: str, tmp_path: Path) -> None:
     row = job(tmp_path, name, "sweep=study", "strategies=[bmc,fixed_01]")[-1]
     assert row["train/epsilon/fixed_01"] == pytest.approx(0.1)
@@ -91,10 +100,11 @@ def test_strategies_are_never_averaged_together(name: str, tmp_path: Path) -> No
     assert not (MEANS | PLAIN | SAID) & set(row)
 
 
-def test_a_torch_engine_and_the_torchrl_path_measure_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["torch engine", "numba networks"])
+def test_an_engine_and_the_torchrl_path_measure_alike(engine: str, tmp_path: Path) -> None:
     ours, theirs = (
         job(tmp_path / name, name, "strategy=constant", "strategy.parameters.value=0.0")
-        for name in ("torch engine", "published DQN")
+        for name in (engine, "published DQN")
     )
     for row in (*ours[1:], *theirs[1:]):
         assert row["train/return"] <= 30
@@ -125,6 +135,43 @@ def test_a_torch_engine_sums_rewards_and_losses_of_each_episode() -> None:
     alpha = engine.diagnostics["posterior/alpha"]
     assert torch.equal(alpha[:, -1], engine.strategy.alpha)
     assert not torch.equal(alpha[:, 0], alpha[:, -1])
+
+
+def test_a_torch_engine_counts_what_it_leaves_out_by_cause() -> None:
+    from bmc_torchrl.envs import SubgoalGridEnv
+    from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
+    from bmc_torchrl.lockstep import TabularLockstep
+
+    engine = TabularLockstep(
+        SubgoalGridEnv(batch_size=[3], max_steps=8),
+        BMCEpsilon(batch_shape=[3]),
+        RunSettings(gamma=0.99, episodes=2),
+        ExpectedSarsaSettings(learning_rate=0.5),
+        compiled=False,
+    )
+    engine.table.fill_(torch.inf)
+    engine.advance(40)
+    assert (engine.diagnostics["skipped/nonfinite"] == engine.train_steps.cumsum(-1)).all()
+    assert (engine.diagnostics["skipped/mask"] == 0).all()
+    assert (engine.diagnostics["posterior/alpha"] == 1).all()
+    counts = engine.strategy.skipped
+    assert counts["nonfinite"].tolist() == [16] * 3
+    # Lanes that have had their episodes go on stepping while tests are run.
+    assert (sum(counts.values()) == engine.time).all()
+
+
+@pytest.mark.parametrize("name", ["EpsilonGreedyDQN, two runs", "TorchRL"])
+def test_the_training_paths_count_returns_that_are_not_finite(name: str, tmp_path: Path) -> None:
+    cfg, learner, *parts = built(*SHORT, *PATHS[name], f"output={tmp_path}", "episodes=2")
+    for parameter in learner.parameters():
+        parameter.data.fill_(torch.nan)
+    train.fit(cfg, learner, *parts)
+    row = EpisodeCSVLogger(tmp_path).rows()[-1]
+    # A fallen cart's last return is its reward, which is finite.
+    fallen = 2 if name.startswith("Epsilon") else 0
+    assert float(row["skipped/nonfinite"]) == float(row["train/frames"]) - fallen
+    assert float(row["skipped/mask"]) == float(row["skipped/foreign"]) == 0
+    assert float(row["posterior/alpha"]) == 1
 
 
 def test_a_job_of_many_episodes_has_at_least_200_rows_and_its_last() -> None:

@@ -237,14 +237,6 @@ def test_jobs_run_on_the_device_that_is_asked_for(tmp_path) -> None:
     assert job[1].env.device == torch.device("cpu")
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_jobs_run_on_a_gpu(experiment: str, tmp_path) -> None:
-    learner = trained(tmp_path, *tiny(experiment, "device=cuda"))
-    assert learner.log_of_episodes.steps.is_cuda
-    assert learner.log_of_episodes.finished.all()
-
-
 def test_the_episode_log_records_until_a_run_is_finished() -> None:
     log = EpisodeLog(runs=2, episodes=2, diagnostics=["posterior/alpha"])
     half, one = torch.tensor([0.5, 0.25]), torch.ones(2)

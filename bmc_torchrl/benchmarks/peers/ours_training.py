@@ -18,6 +18,7 @@ from bmc_torchrl.experiments import train
 from bmc_torchrl.experiments.build import build_job
 from bmc_torchrl.experiments.configs import experiment_config
 
+EPISODES = 10_000
 EXPERIMENTS = {"CartPole-v1": "cartpole_dqn", "LunarLander-v3": "lander_dqn"}
 
 
@@ -62,10 +63,9 @@ if __name__ == "__main__":
                 f"trainer.compile={str(how == 'compiled').lower()}",
                 f"strategy={parsed.strategy or 'bmc'}",
                 f"runs={runs}",
-                "episodes=1000000",
+                f"episodes={EPISODES}",
                 # No tests: the peers have none.
-                "domain.test_every=1000000",
-                "trainer.chunk_steps=1",
+                f"domain.test_every={EPISODES}",
                 f"output={folder}",
                 "device=cpu",
                 f"seed={parsed.seed}",
@@ -73,6 +73,5 @@ if __name__ == "__main__":
         )
         clock = Clock(parsed.warm_up, parsed.seconds)
         module, stream, own = build_job(cfg)
-        module.chunk_steps = 50
         train.fit(cfg, module, stream, [*own, clock])
         common.report(clock.steps * runs, clock.elapsed, first_update=clock.first)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +39,25 @@ from bmc_torchrl.lockstep.numba.rules import begin_episode, current_epsilon, lea
 from bmc_torchrl.strategies import ScalarRule
 from bmc_torchrl.strategies.compiled import cached_on_disk, source_checksum
 
-__all__ = ["CURVES", "Lanes", "Rule", "Scratch", "greedy_episodes", "loops_of"]
+__all__ = [
+    "CURVES",
+    "SOURCES",
+    "Lanes",
+    "Rule",
+    "Scratch",
+    "compiled_for",
+    "greedy_episodes",
+    "loops_of",
+    "mean_return",
+    "record_episode",
+    "seed_bits",
+    "start_draws",
+    "start_tests",
+    "step_test",
+]
 
-_SOURCES = (formulas.__file__, domains.__file__, rules.__file__, __file__)
-_CHECKSUM = zlib.crc32(b"".join(Path(source).read_bytes() for source in _SOURCES))
+SOURCES = (formulas.__file__, domains.__file__, rules.__file__, __file__)
+"""The files of what is compiled here."""
 
 CURVES = ("steps", "returns", "epsilons", "train_returns", "losses", "train_steps")
 """What is known of each episode, by the first index of :attr:`Lanes.curves`."""
@@ -150,10 +165,8 @@ def start_lanes(
     are (`kind` 0) or `scale` times standard normal (1) or uniform on [0, 1) (2).
     """
     for lane in range(first, last):
-        start = mixed(mixed(np.uint64(seed) + GOLDEN) ^ (np.uint64(offset + lane) * MIX2))
-        for j in range(4):
-            lanes.bits[lane, j] = mixed(start + np.uint64(j + 1) * GOLDEN)
         bits = lanes.bits[lane]
+        seed_bits(bits, seed, offset + lane)
         for state in range(lanes.table.shape[1]):
             row = lanes.table[lane, state]
             if kind == 1:
@@ -168,6 +181,14 @@ def start_lanes(
         draws = start_draws(bits, nothing, 0, lane)
         lanes.state[lane] = domain_start(m, lanes.physics[lane], draws)
         begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
+
+
+@compiled
+def seed_bits(bits: Array, seed: int, run: int) -> None:
+    """The generator of a run, by the seed of all and the run's index."""
+    start = mixed(mixed(np.uint64(seed) + GOLDEN) ^ (np.uint64(run) * MIX2))
+    for j in range(4):
+        bits[j] = mixed(start + np.uint64(j + 1) * GOLDEN)
 
 
 @compiled
@@ -253,20 +274,24 @@ def advance_lane(
 def finish_episode(
     m: Any, rule: Rule, lanes: Lanes, lane: int, steps: int, scratch: Scratch, nothing: Array
 ) -> Any:
-    """Record an episode of `steps` steps with its tests; the number of episodes now done."""
-    k, curves = lanes.episode[lane], lanes.curves[:, lane]
-    memory, history, row = lanes.memory[lane], lanes.history, lanes.history_row[lane]
+    """Test a lane and record its episode of `steps` steps; the number of episodes now done."""
     stream = next_bits(lanes.bits[lane])
-    sums = lanes.sums[lane]
+    found = np.nan, np.nan, False
+    if rule.tests > 0:
+        found = greedy_episodes(m, rule, lanes.greedy[lane], stream, scratch, nothing)
+    return record_episode(rule, lanes, lane, steps, found)
+
+
+@compiled
+def record_episode(rule: Any, lanes: Any, lane: int, steps: int, found: Any) -> Any:
+    """Record an episode of `steps` steps and what its tests `found`; the episodes now done."""
+    k, curves, sums = lanes.episode[lane], lanes.curves[:, lane], lanes.sums[lane]
+    memory, history, row = lanes.memory[lane], lanes.history, lanes.history_row[lane]
     curves[_EPSILONS, k], curves[_TRAIN_RETURNS, k] = sums[0] / steps, sums[1]
     curves[_LOSSES, k], curves[_TRAIN_STEPS, k] = sums[2] / steps, steps
     sums[0] = sums[1] = sums[2] = 0.0
-    if rule.tests > 0:
-        length, score, perfect = greedy_episodes(
-            m, rule, lanes.greedy[lane], stream, scratch, nothing
-        )
-        curves[_STEPS, k], curves[_RETURNS, k] = length, score
-        lanes.perfect[lane] = lanes.perfect[lane] + 1 if perfect else 0
+    curves[_STEPS, k], curves[_RETURNS, k], perfect = found
+    lanes.perfect[lane] = lanes.perfect[lane] + 1 if perfect else 0
     if row >= 0:
         for column in range(memory.size):
             history[row, k, column] = memory[column]
@@ -298,48 +323,68 @@ def greedy_episodes(
         scratch: overwritten.
         given: uniforms ``[tests, 4 + max_steps]`` to use instead (four for the start), or empty.
     """
-    tests, drawn = rule.tests, given.shape[0] == 0
-    physics, states, slots, streams, returns = scratch
-    for j in range(tests):
-        slots[j], returns[j] = j, 0.0
-        streams[j] = mixed(stream + np.uint64(j + 1) * GOLDEN)
-        if drawn:
-            u0, u1 = uniform_pair(mixed(streams[j] + GOLDEN))
-            u2, u3 = uniform_pair(mixed(streams[j] + GOLDEN + GOLDEN))
-            u = (np.float64(u0), np.float64(u1), np.float64(u2), np.float64(u3))
-        else:
-            u = (given[j, 0], given[j, 1], given[j, 2], given[j, 3])
-        streams[j] += GOLDEN + GOLDEN
-        states[j] = domain_start(m, physics[j], u)
+    tests = rule.tests
+    start_tests(m, tests, stream, scratch, given)
     active, total_steps, ended_early, discount = tests, 0, False, 1.0
     for step in range(rule.max_steps):
         total_steps += active
         i = 0
         while i < active:
-            j = slots[i]
-            draw = 0.0
-            if is_noisy(m):
-                streams[j] += GOLDEN
-                draw = uniform(mixed(streams[j])) if drawn else given[j, 4 + step]
-            p = (physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3])
-            p, states[j], reward, terminated = domain_step(
-                m, p, states[j], np.int64(policy[states[j]]), draw
-            )
-            physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3] = p
-            returns[j] += discount * reward
-            if terminated:
+            j = scratch.slots[i]
+            action = np.int64(policy[scratch.states[j]])
+            if step_test(m, scratch, j, action, discount, step, given):
                 active -= 1
-                slots[i] = slots[active]
+                scratch.slots[i] = scratch.slots[active]
                 ended_early |= step + 1 < rule.max_steps
             else:
                 i += 1
         if active == 0:
             break
         discount *= rule.gamma
+    return total_steps / tests, mean_return(scratch, tests), not ended_early
+
+
+@compiled
+def start_tests(m: Any, tests: int, stream: Bits, scratch: Any, given: Array) -> None:
+    """Begin `tests` episodes; see :func:`greedy_episodes`."""
+    streams = scratch.streams
+    for j in range(tests):
+        scratch.slots[j], scratch.returns[j] = j, 0.0
+        streams[j] = mixed(stream + np.uint64(j + 1) * GOLDEN)
+        if given.shape[0] == 0:
+            u0, u1 = uniform_pair(mixed(streams[j] + GOLDEN))
+            u2, u3 = uniform_pair(mixed(streams[j] + GOLDEN + GOLDEN))
+            u = (np.float64(u0), np.float64(u1), np.float64(u2), np.float64(u3))
+        else:
+            u = (given[j, 0], given[j, 1], given[j, 2], given[j, 3])
+        streams[j] += GOLDEN + GOLDEN
+        scratch.states[j] = domain_start(m, scratch.physics[j], u)
+
+
+@compiled
+def step_test(
+    m: Any, scratch: Any, j: int, action: Scalar, discount: float, step: int, given: Array
+) -> Any:
+    """One step of test `j`; whether it ended."""
+    physics, states, streams = scratch.physics, scratch.states, scratch.streams
+    draw = 0.0
+    if is_noisy(m):
+        streams[j] += GOLDEN
+        draw = uniform(mixed(streams[j])) if given.shape[0] == 0 else given[j, 4 + step]
+    p = (physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3])
+    p, states[j], reward, terminated = domain_step(m, p, states[j], action, draw)
+    physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3] = p
+    scratch.returns[j] += discount * reward
+    return terminated
+
+
+@compiled
+def mean_return(scratch: Any, tests: int) -> Scalar:
+    """Of the tests, in their order."""
     score = 0.0
     for j in range(tests):
-        score += returns[j]
-    return total_steps / tests, score / tests, not ended_early
+        score += scratch.returns[j]
+    return score / tests
 
 
 @compiled
@@ -357,18 +402,32 @@ def start_draws(bits: Array, given: Array, step: int, lane: int) -> Numbers:
 def loops_of(
     kind: type[ScalarDomain], rules: tuple[type[ScalarRule], ...]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies.
+    """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies."""
+    start, advance = compiled_for(kind, rules, (start_lanes, advance_lanes), SOURCES)
+    return start, advance
+
+
+def compiled_for(
+    kind: type[ScalarDomain],
+    rules: tuple[type[ScalarRule], ...],
+    loops: Sequence[Callable[..., None]],
+    sources: Sequence[str],
+) -> list[Callable[..., None]]:
+    """Loops compiled for a class of domains and rules of strategies.
 
     They are cached on disk, by the classes' names and a checksum of all that is compiled.
+
+    Args:
+        kind: class of the domain.
+        rules: classes of the strategies' rules.
+        loops: plain functions.
+        sources: the files that they and the compiled functions that they call are in.
     """
     functions: list[Any] = [kind.start, kind.step, kind.cell, kind.noisy]
-    checksum = _CHECKSUM
+    checksum = zlib.crc32(b"".join(Path(source).read_bytes() for source in sources))
     for rule in rules:
         functions += [rule.begin, rule.epsilon, rule.learn]
         checksum = zlib.crc32(f"{rule.__module__}.{rule.__qualname__}".encode(), checksum)
     checksum ^= source_checksum(functions)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return (
-        cached_on_disk(start_lanes, name, checksum),
-        cached_on_disk(advance_lanes, name, checksum),
-    )
+    return [cached_on_disk(loop, name, checksum) for loop in loops]

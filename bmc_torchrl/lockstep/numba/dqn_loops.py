@@ -1,0 +1,390 @@
+"""The published DQN as compiled loops: one run at a time, tests included."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bmc_torchrl.envs.lanes import ScalarDomain
+from bmc_torchrl.lockstep.numba import loops, network, products
+from bmc_torchrl.lockstep.numba.domains import domain_start, domain_step, is_noisy
+from bmc_torchrl.lockstep.numba.formulas import (
+    Array,
+    Bits,
+    Scalar,
+    compiled,
+    epsilon_greedy,
+    next_bits,
+    row_argmax,
+    uniform,
+    uniform_pair,
+)
+from bmc_torchrl.lockstep.numba.loops import (
+    compiled_for,
+    mean_return,
+    record_episode,
+    seed_bits,
+    start_draws,
+    start_tests,
+    step_test,
+)
+from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward
+from bmc_torchrl.lockstep.numba.rules import begin_episode, current_epsilon, learn_transition
+from bmc_torchrl.strategies import ScalarRule
+
+__all__ = ["DQNLanes", "DQNRule", "DQNScratch", "dqn_loops_of"]
+
+_SOURCES = (*loops.SOURCES, products.__file__, network.__file__, __file__)
+GIVEN = 7
+"""Given uniforms of a step before those of its minibatch."""
+
+SHORT_RECORD, LONG_RECORD = 5, 11
+"""Numbers that hold a transition whose states are indices, and one whose states are numbers."""
+
+
+class DQNRule(NamedTuple):
+    """How all lanes learn and are tested."""
+
+    episodes: int
+    tests: int
+    max_steps: int
+    gamma: float
+    mask_terminated: bool
+    enough_perfect: int
+    learning_rate: float
+    batch: int
+    capacity: int
+    epochs: int
+    l2: float
+
+
+class DQNLanes(NamedTuple):
+    """Everything that the runs remember, ``[runs, ...]``; written in place.
+
+    `networks` are the parameters and Adam's two moments, ``[runs, 3, size]``. `replay` is a ring,
+    ``[runs, capacity, …]``, of s and s′ (each an index, or four numbers), reward, action and
+    termination as float32, of which a run has seen `time`. `reads_change` says whether its strategy
+    reads what learning changed. The rest is as in
+    :class:`~bmc_torchrl.lockstep.numba.loops.Lanes`.
+    """
+
+    networks: Array
+    replay: Array
+    time: Array
+    reads_change: Array
+    physics: Array
+    state: Array
+    step_count: Array
+    episode: Array
+    sums: Array
+    perfect: Array
+    bits: Array
+    rule: Array
+    parameters: Array
+    memory: Array
+    local: Array
+    local_row: Array
+    history: Array
+    history_row: Array
+    curves: Array
+
+
+class DQNScratch(NamedTuple):
+    """What one lane's step and tests need, for any lane.
+
+    `rows`, twice ``[batch]``, `taken`, `reward` and `terminated` are those of a minibatch. From
+    `physics` on see :class:`~bmc_torchrl.lockstep.numba.loops.Scratch`.
+    """
+
+    space: Work
+    rows: Array
+    taken: Array
+    reward: Array
+    terminated: Array
+    physics: Array
+    states: Array
+    slots: Array
+    streams: Array
+    returns: Array
+
+
+def start_lanes(
+    m: Any,
+    rules: Any,
+    net: Network,
+    lanes: DQNLanes,
+    first: int,
+    last: int,
+    offset: int,
+    seed: int,
+    drawn: bool,
+    nothing: Array,
+) -> None:
+    """Seed lanes `first` to `last` − 1, draw their weights and start their first episodes.
+
+    A lane's numbers depend on `seed` and on `offset` plus its index only. Weights are left as they
+    are unless `drawn`, as ``QNetwork`` draws them.
+    """
+    for lane in range(first, last):
+        bits = lanes.bits[lane]
+        seed_bits(bits, seed, offset + lane)
+        if drawn:
+            draw_weights(net, lanes.networks[lane, 0], bits)
+        draws = start_draws(bits, nothing, lane, lane)
+        lanes.state[lane] = domain_start(m, lanes.physics[lane], draws)
+        begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
+
+
+@compiled
+def draw_weights(net: Network, weights: Array, bits: Array) -> None:
+    """Glorot's uniform kernels, and biases of 0."""
+    for depth in range(len(net.widths) - 1):
+        fan_in, fan_out = net.widths[depth], net.widths[depth + 1]
+        limit, start = math.sqrt(6 / (fan_in + fan_out)), net.starts[depth]
+        for j in range(fan_in * fan_out):
+            weights[start + j] = limit * (2 * uniform(next_bits(bits)) - 1)
+        for j in range(fan_out):
+            weights[start + fan_in * fan_out + j] = 0
+
+
+def advance_lanes(
+    m: Any,
+    rules: Any,
+    rule: DQNRule,
+    net: Network,
+    lanes: DQNLanes,
+    first: int,
+    last: int,
+    steps: int,
+    given: Array,
+    scratch: DQNScratch,
+) -> None:
+    """Up to `steps` training steps of each of the lanes `first` to `last` − 1, tests included.
+
+    The order is that of docs/protocol.md §2.
+
+    Args:
+        m: the domain.
+        rules: those of the strategies.
+        rule: how to learn.
+        net: the networks' shape.
+        lanes: what is changed.
+        first: first lane.
+        last: the lane after the last one.
+        steps: how many steps.
+        given: uniforms ``[steps, runs, 7 + batch]`` to use instead of each lane's own: two for the
+            action, one for the step, four for the reset, the rest for the minibatch; or empty.
+        scratch: overwritten.
+    """
+    space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
+    actions, gamma, drawn = net.widths[-1], np.float32(rule.gamma), given.shape[0] == 0
+    # As literals they would be further types, for which everything is compiled again.
+    none: Scalar = np.int64(0)
+    one: Scalar = np.int64(1)
+    for lane in range(first, last):
+        weights, replay, bits = lanes.networks[lane, 0], lanes.replay[lane], lanes.bits[lane]
+        which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
+        memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
+        physics, sums, time = lanes.physics[lane], lanes.sums[lane], lanes.time[lane]
+        episode, count, state = lanes.episode[lane], lanes.step_count[lane], lanes.state[lane]
+        p = (physics[0], physics[1], physics[2], physics[3])
+        for step in range(steps):
+            if episode >= rule.episodes:
+                break
+            if drawn:
+                coin, which = uniform_pair(next_bits(bits))
+            else:
+                coin, which = np.float32(given[step, lane, 0]), np.float32(given[step, lane, 1])
+            show(net, space, none, p, state)
+            forward(net, weights, space, one)
+            here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
+            action = epsilon_greedy(row_argmax(values[:actions]), here, coin, which, actions)
+            chosen, draw = values[action], 0.0
+            if is_noisy(m):
+                draw = uniform(next_bits(bits)) if drawn else given[step, lane, 2]
+            q, after, reward, terminated = domain_step(m, p, state, action, draw)
+            remember(replay[time % rule.capacity], p, state, q, after, action, reward, terminated)
+            time += 1
+            count += 1
+            rows, filled = none, min(time, rule.capacity)
+            if filled >= rule.batch:
+                rows = 2 * rule.batch
+                for j in range(rule.batch):
+                    u = uniform(next_bits(bits)) if drawn else given[step, lane, GIVEN + j]
+                    scratch.rows[j] = np.int32(u * (filled - j))
+                sample(net, replay, scratch)
+            show(net, space, rows, q, after)
+            forward(net, weights, space, rows + 1)
+            best, mean = maximum_and_mean(values[rows * (actions + 1) :][:actions])
+            if terminated and rule.mask_terminated:
+                best = mean = np.float32(0)
+            change = np.float32(0)
+            if rows > 0:
+                sums[2] += fit(
+                    net,
+                    weights,
+                    lanes.networks[lane, 1],
+                    lanes.networks[lane, 2],
+                    space,
+                    scratch.taken,
+                    scratch.reward,
+                    scratch.terminated,
+                    gamma,
+                    rule.learning_rate,
+                    rule.l2,
+                    rule.epochs,
+                    (time - rule.batch) * rule.epochs + 1,
+                )
+                if lanes.reads_change[lane]:
+                    show(net, space, none, p, state)
+                    forward(net, weights, space, one)
+                    change = values[action] - chosen
+            sums[0] += here
+            sums[1] += reward
+            learn_transition(
+                rules,
+                which_rule,
+                parameters,
+                memory,
+                local,
+                state,
+                np.float64(reward + gamma * best),
+                np.float64(reward + gamma * mean),
+                np.float64(change),
+            )
+            p, state = q, after
+            if terminated or count >= rule.max_steps:
+                found, stream = (np.nan, np.nan, False), next_bits(bits)
+                if rule.tests > 0:
+                    found = greedy_episodes(m, rule, net, weights, stream, scratch)
+                episode = record_episode(rule, lanes, lane, count, found)
+                count = 0
+                begin_episode(rules, which_rule, parameters, memory, episode)
+                state = domain_start(m, physics, start_draws(bits, given, step, lane))
+                p = (physics[0], physics[1], physics[2], physics[3])
+        physics[0], physics[1], physics[2], physics[3] = p
+        lanes.step_count[lane], lanes.state[lane], lanes.time[lane] = count, state, time
+
+
+@compiled
+def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
+    """Let a row's input be that of a state."""
+    space.states[row] = state
+    if net.active.size == 0:
+        inputs = space.outputs[row * (net.widths[0] + 1) :]
+        if net.codes.size > 0:
+            code = net.codes[state]
+            for j in range(net.widths[0]):
+                inputs[j] = code[j]
+        else:
+            for j in range(4):
+                inputs[j] = np.float32(p[j])
+
+
+@compiled
+def remember(
+    record: Array,
+    p: Any,
+    state: int,
+    q: Any,
+    after: int,
+    action: int,
+    reward: Scalar,
+    terminated: Any,
+) -> None:
+    """Write a transition to its place in replay."""
+    if record.size == SHORT_RECORD:
+        record[0], record[1] = state, after
+    else:
+        for j in range(4):
+            record[j], record[4 + j] = p[j], q[j]
+    record[-3], record[-2], record[-1] = reward, action, terminated
+
+
+@compiled
+def sample(net: Network, replay: Array, scratch: DQNScratch) -> None:
+    """Show the network a minibatch of what a lane remembers: its s, then its s′."""
+    batch = scratch.taken.size
+    distinct_indices(scratch.rows[:batch], scratch.rows[batch:])
+    for j in range(batch):
+        record = replay[scratch.rows[batch + j]]
+        scratch.reward[j], scratch.taken[j] = record[-3], np.int64(record[-2])
+        scratch.terminated[j] = record[-1] > 0
+        for side in range(2):
+            if record.size == SHORT_RECORD:
+                state, at = np.int64(record[side]), 0
+            else:
+                state, at = np.int64(0), 4 * side
+            p = (record[at], record[at + 1], record[at + 2], record[at + 3])
+            show(net, scratch.space, side * batch + j, p, state)
+
+
+@compiled
+def distinct_indices(positions: Array, rows: Array) -> None:
+    """``learners.replay.distinct_indices``, from positions among what is left."""
+    for j in range(rows.size):
+        rows[j] = positions[j]
+    for draw in range(rows.size - 2, -1, -1):
+        removed = positions[draw]
+        for later in range(draw + 1, rows.size):
+            rows[later] += rows[later] >= removed
+
+
+@compiled
+def maximum_and_mean(row: Array) -> tuple[Scalar, Scalar]:
+    """Of a row of action values; the mean from a sum in float64."""
+    best, total = row[0], 0.0
+    for value in row:
+        best = max(best, value)
+        total += value
+    return best, np.float32(total / row.size)
+
+
+@compiled
+def greedy_episodes(
+    m: Any, rule: DQNRule, net: Network, weights: Array, stream: Bits, scratch: DQNScratch
+) -> tuple[Scalar, Scalar, bool]:
+    """Mean steps and discounted return of `tests` greedy episodes, and whether all were perfect.
+
+    As ``loops.greedy_episodes``; the network sees all tests under way at once.
+    """
+    space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
+    width, physics, slots = net.widths[-1] + 1, scratch.physics, scratch.slots
+    nothing = physics[:0]
+    start_tests(m, rule.tests, stream, scratch, nothing)
+    active, total_steps, ended_early, discount = rule.tests, 0, False, 1.0
+    for step in range(rule.max_steps):
+        total_steps += active
+        for i in range(active):
+            j = slots[i]
+            p = (physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3])
+            show(net, space, i, p, scratch.states[j])
+        forward(net, weights, space, active)
+        left = 0
+        for i in range(active):
+            j = slots[i]
+            action = row_argmax(values[i * width :][: width - 1])
+            if step_test(m, scratch, j, action, discount, step, nothing):
+                ended_early |= step + 1 < rule.max_steps
+            else:
+                slots[left] = j
+                left += 1
+        active = left
+        if active == 0:
+            break
+        discount *= rule.gamma
+    return total_steps / rule.tests, mean_return(scratch, rule.tests), not ended_early
+
+
+@functools.cache
+def dqn_loops_of(
+    kind: type[ScalarDomain], rules: tuple[type[ScalarRule], ...]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies."""
+    products.compile_products()
+    start, advance = compiled_for(kind, rules, (start_lanes, advance_lanes), _SOURCES)
+    return start, advance

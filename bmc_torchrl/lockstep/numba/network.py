@@ -1,0 +1,318 @@
+"""A small ReLU network of one run and how it learns, as compiled functions of flat arrays.
+
+They restate ``lockstep/flat_network.py`` for one run, row by row of the minibatch: a layer is a
+matrix ``[in + 1, out]`` whose last row is the bias, and its input ends with a 1. Tests hold them to
+``learners/published_fit.py``; sums are taken in another order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.envs.factored import active_features, one_hot_encoding
+from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, compiled, row_maximum
+from bmc_torchrl.lockstep.numba.products import multiply, transpose
+
+__all__ = ["Network", "Work", "describe", "fit", "forward", "work"]
+
+EMBED_BEYOND = 32
+"""Multi-hot inputs wider than this are summed rows of the kernel; narrower ones are multiplied."""
+
+BETA1, BETA2 = 0.9, 0.999
+_NEW1, _KEPT2, _NEW2 = np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
+_ADAM_EPSILON = np.float32(1e-7)
+_ZERO, _NONE = np.float32(0), np.float32(-np.inf)
+
+
+class Network(NamedTuple):
+    """What all runs' networks have in common.
+
+    Attributes:
+        widths: of the input, the hidden layers and the output.
+        starts: where each layer begins among the parameters, and where the last one ends.
+        outputs: where the input and each layer's output begin in a :class:`Work`, and where the
+            last one ends.
+        slopes: likewise of each layer's slopes.
+        codes: the input of each state with a 1 at its end, ``[states, in + 1]``, or empty.
+        active: positions of the ones in it, int64 ``[states, ones]``, or empty. Without codes and
+            positions, the input is the numbers of the state.
+    """
+
+    widths: tuple[int, ...]
+    starts: tuple[int, ...]
+    outputs: tuple[int, ...]
+    slopes: tuple[int, ...]
+    codes: Array
+    active: Array
+
+
+class Work(NamedTuple):
+    """Space for some rows at once, for any run's network; all but `states` are flat float32.
+
+    Attributes:
+        states: index of each row's state, ``[rows]``.
+        outputs: of the input and of each layer, ``[rows, width + 1]``, each row ending with a 1.
+        slopes: of the loss with respect to each layer's output, ``[batch, width]``.
+        fixed: targets of all outputs, ``[batch, actions + 1]``.
+        gradient: of the loss with respect to the parameters.
+        turned: a transposed layer.
+    """
+
+    states: Array
+    outputs: Array
+    slopes: Array
+    fixed: Array
+    gradient: Array
+    turned: Array
+
+
+def describe(env: BatchedEnv, hidden: Sequence[int], rows: int, batch: int) -> Network:
+    """The network of `hidden` layers on what the domain of `env` shows of a state.
+
+    Args:
+        env: the domain.
+        hidden: widths.
+        rows: how many are evaluated at once, at most.
+        batch: how many of them learn.
+    """
+    domain = env.lanes()
+    widths = (domain.num_features, *hidden, domain.num_actions)
+    codes, active = torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.int64)
+    states = torch.arange(domain.num_states)
+    if domain.ones and widths[0] > EMBED_BEYOND:
+        active = _with_last(active_features(states, domain.sizes), widths[0])
+    elif domain.ones:
+        codes = _with_last(one_hot_encoding(states, domain.sizes), 1)
+    elif widths[0] != 4:
+        raise ValueError(f"A state has four numbers, but the network reads {widths[0]}.")
+    shown = [0 if active.numel() else widths[0] + 1, *(width + 1 for width in widths[1:])]
+    return Network(
+        widths=widths,
+        starts=_starts((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths)),
+        outputs=_starts(rows * width for width in shown),
+        slopes=_starts(batch * width for width in widths[1:]),
+        codes=codes.numpy(),
+        active=active.numpy(),
+    )
+
+
+def _with_last(rows: Tensor, value: float) -> Tensor:
+    return torch.cat([rows, torch.full_like(rows[:, :1], value)], -1)
+
+
+def _starts(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
+def work(network: Network, rows: int, batch: int) -> Work:
+    """Space for a network that was described for so many rows."""
+    largest = max(fan_in * fan_out for fan_in, fan_out in itertools.pairwise(network.widths))
+    return Work(
+        states=np.zeros(rows, np.int64),
+        outputs=np.ones(network.outputs[-1], np.float32),
+        slopes=np.zeros(network.slopes[-1], np.float32),
+        fixed=np.zeros(batch * (network.widths[-1] + 1), np.float32),
+        gradient=np.zeros(network.starts[-1], np.float32),
+        turned=np.zeros(largest, np.float32),
+    )
+
+
+@compiled
+def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> None:
+    """The layers' outputs for the first `rows` rows; the last are the action values."""
+    last = len(network.widths) - 2
+    for depth in range(last + 1):
+        size, fan_out = network.widths[depth] + 1, network.widths[depth + 1]
+        layer = parameters[network.starts[depth] :]
+        output = space.outputs[network.outputs[depth + 1] :]
+        floor = _ZERO if depth < last else _NONE
+        if depth == 0 and network.active.size > 0:
+            for row in range(rows):
+                total = output[row * (fan_out + 1) :][:fan_out]
+                sum_rows(network.active[space.states[row]], layer, total, floor)
+        else:
+            inputs = space.outputs[network.outputs[depth] :]
+            multiply(
+                rows, size, fan_out, inputs.ctypes, size, 1, layer.ctypes,
+                output.ctypes, fan_out + 1, floor,
+            )  # fmt: skip
+
+
+@compiled
+def sum_rows(positions: Array, layer: Array, total: Array, floor: Scalar) -> None:
+    """The rows of a layer at `positions`, summed; at least `floor`."""
+    for number in range(positions.size):
+        row = layer[positions[number] * total.size :]
+        for j in range(total.size):
+            total[j] = row[j] if number == 0 else total[j] + row[j]
+    for j in range(total.size):
+        total[j] = floor if total[j] < floor else total[j]
+
+
+@compiled
+def backward(network: Network, parameters: Array, space: Work, rows: int, taken: Array) -> None:
+    """The gradient, from the slopes of the action values.
+
+    Args:
+        network: all runs'.
+        parameters: the run's.
+        space: as :func:`forward` left it, with the last slopes; the others are overwritten.
+        rows: how many.
+        taken: actions ``[rows]`` where the slopes of all others are 0, or empty.
+    """
+    last = len(network.widths) - 2
+    for depth in range(last, -1, -1):
+        fan_in, fan_out = network.widths[depth], network.widths[depth + 1]
+        start, size = network.starts[depth], fan_in + 1
+        gradient = space.gradient[start : network.starts[depth + 1]]
+        slope, inputs = (
+            space.slopes[network.slopes[depth] :],
+            space.outputs[network.outputs[depth] :],
+        )
+        lower = space.slopes[network.slopes[depth - 1] :] if depth > 0 else slope
+        sparse = depth > 0 and depth == last and taken.size > 0
+        if depth > 0:
+            transpose(parameters[start:], space.turned, fan_in, fan_out)
+        if sparse:
+            from_taken(taken, slope, space.turned, inputs, lower, gradient, fan_in, fan_out)
+        elif depth == 0 and network.active.size > 0:
+            gradient[:] = 0
+            for row in range(rows):
+                scatter_rows(
+                    network.active[space.states[row]], slope[row * fan_out :], gradient, fan_out
+                )
+        else:
+            multiply(
+                size, rows, fan_out, inputs.ctypes, 1, size, slope.ctypes,
+                gradient.ctypes, fan_out, _NONE,
+            )  # fmt: skip
+            if depth > 0:
+                multiply(
+                    rows, fan_out, fan_in, slope.ctypes, fan_out, 1, space.turned.ctypes,
+                    lower.ctypes, fan_in, _NONE,
+                )  # fmt: skip
+        if depth > 0:
+            for row in range(rows):
+                for j in range(fan_in):
+                    if not inputs[row * size + j] > 0:
+                        lower[row * fan_in + j] = _ZERO
+
+
+@compiled
+def from_taken(
+    taken: Array,
+    slope: Array,
+    turned: Array,
+    inputs: Array,
+    lower: Array,
+    gradient: Array,
+    fan_in: int,
+    fan_out: int,
+) -> None:
+    """Gradient and lower slopes of a layer whose slopes have one entry per row that is not 0."""
+    gradient[:] = 0
+    for row in range(taken.size):
+        action = taken[row]
+        own = slope[row * fan_out + action]
+        kernel, seen = turned[action * fan_in :], inputs[row * (fan_in + 1) :]
+        into = lower[row * fan_in :]
+        for j in range(fan_in):
+            into[j] = own * kernel[j]
+        for j in range(fan_in + 1):
+            gradient[j * fan_out + action] += own * seen[j]
+
+
+@compiled
+def scatter_rows(positions: Array, slope: Array, gradient: Array, fan_out: int) -> None:
+    """Add a row's slopes to the rows of the gradient at `positions`."""
+    for position in positions:
+        into = gradient[position * fan_out :]
+        for j in range(fan_out):
+            into[j] += slope[j]
+
+
+@compiled
+def adam(parameters: Array, mean: Array, square: Array, gradient: Array, rate: Scalar) -> None:
+    """``flat_network.adam``."""
+    for j in range(parameters.size):
+        slope = gradient[j]
+        mean[j] += _NEW1 * (slope - mean[j])
+        square[j] = _KEPT2 * square[j] + _NEW2 * slope * slope
+        parameters[j] -= rate * mean[j] / (np.sqrt(square[j]) + _ADAM_EPSILON)
+
+
+@compiled
+def fit(
+    network: Network,
+    parameters: Array,
+    mean: Array,
+    square: Array,
+    space: Work,
+    taken: Array,
+    reward: Array,
+    terminated: Array,
+    gamma: Scalar,
+    learning_rate: float,
+    l2: float,
+    epochs: int,
+    first_step: int,
+) -> Scalar:
+    """``flat_network.fit`` of one run: several epochs on one minibatch with fixed targets.
+
+    Args:
+        network: all runs'.
+        parameters: the run's; they and the moments are changed.
+        mean: Adam's first moments.
+        square: Adam's second moments.
+        space: :func:`forward` has been called on the minibatch's s, followed by its s′.
+        taken: actions, int64 ``[batch]``.
+        reward: float32 ``[batch]``.
+        terminated: whether s′ ended its episode, bool ``[batch]``.
+        gamma: discount factor, float32.
+        learning_rate: Adam's η.
+        l2: kernel penalty.
+        epochs: Adam steps.
+        first_step: number of the first of them in all, from 1.
+
+    Returns:
+        The mean squared difference before the first step.
+    """
+    batch, actions = taken.size, network.widths[-1]
+    value, width = space.outputs[network.outputs[-2] :], actions + 1
+    slope, fixed = space.slopes[network.slopes[-2] :], space.fixed
+    scale, penalty = np.float32(2 / (actions * batch)), np.float32(2 * l2)
+    loss = 0.0
+    for j in range(batch * width):
+        fixed[j] = value[j]
+    for row in range(batch):
+        best = row_maximum(value[(batch + row) * width :][:actions])
+        target = reward[row] + gamma * (_ZERO if terminated[row] else best)
+        chosen = row * width + taken[row]
+        error = value[chosen] - target
+        fixed[chosen] = target
+        loss += np.float64(error) * np.float64(error)
+    for epoch in range(epochs):
+        if epoch > 0:
+            forward(network, parameters, space, batch)
+        for row in range(batch):
+            for j in range(actions):
+                difference = value[row * width + j] - fixed[row * width + j]
+                slope[row * actions + j] = scale * difference
+        backward(network, parameters, space, batch, taken if epoch == 0 else taken[:0])
+        if penalty > 0:
+            for depth in range(len(network.widths) - 1):
+                stop = network.starts[depth + 1] - network.widths[depth + 1]
+                for j in range(network.starts[depth], stop):
+                    space.gradient[j] += penalty * parameters[j]
+        step = first_step + epoch
+        rate = learning_rate * math.sqrt(1 - BETA2**step) / (1 - BETA1**step)
+        adam(parameters, mean, square, space.gradient, np.float32(rate))
+    return loss / (batch * actions)
