@@ -148,6 +148,8 @@ def main(cfg: DictConfig) -> None:
         check_settings(cfg)
         runs = cfg.runs * len(chosen_strategies(cfg))
         require_memory(runs * bytes_of_a_run(cfg), f"runs={cfg.runs} episodes={cfg.episodes}")
+        if cfg.resume:
+            resumable(cfg)  # Before anything is built, which may compile.
         parts = build_job(cfg)
     except (ValueError, InstantiationException) as error:
         raise SettingsError(in_a_line(error)) from error

@@ -31,7 +31,7 @@ SWEEP = (
     *("episodes=3", "batch.grid_sarsa=1", "workers=1", "output=out", "results=results"),
     "overrides=['domain.max_steps=20','domain.tests=2']",
 )
-KILLS = 10
+KILLS = 7
 
 
 def changed(folder: Path, kind: str) -> Callable[[], bool]:
@@ -66,12 +66,12 @@ def same_file(name: str, *folders: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_job_killed_ten_times_gives_what_an_uninterrupted_one_gives(
+def test_a_job_killed_seven_times_gives_what_an_uninterrupted_one_gives(
     name: str, tmp_path: Path
 ) -> None:
     job, whole, parts = (*ENGINES[name], "resume=true"), tmp_path / "whole", tmp_path / "parts"
     assert here(whole, *job) == 0
-    assert killed_often(parts, job, ["*", "last.ckpt", "metrics.csv"], Random(7)) >= 8
+    assert killed_often(parts, job, ["*", "last.ckpt", "metrics.csv"], Random(7)) >= 6
     assert bmc(parts, *job).status == 0
     assert load(parts / "out/table.parquet").equals(load(whole / "out/table.parquet"))
     assert same_file("out/metrics/metrics.csv", whole, parts)
@@ -82,10 +82,10 @@ def test_a_job_killed_ten_times_gives_what_an_uninterrupted_one_gives(
     assert_identical(*states)
 
 
-def test_a_sweep_killed_ten_times_gives_what_an_uninterrupted_one_gives(tmp_path: Path) -> None:
+def test_a_sweep_killed_seven_times_gives_what_an_uninterrupted_one_gives(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert here(whole, *SWEEP) == 0
-    assert killed_often(parts, SWEEP, ["*", "*.parquet"], Random(3)) >= 8
+    assert killed_often(parts, SWEEP, ["*", "*.parquet"], Random(3)) >= 6
     assert bmc(parts, *SWEEP).status == 0
     tables = [load(folder / "out/grid_sarsa/table.parquet") for folder in (whole, parts)]
     assert tables[0].equals(tables[1])

@@ -121,8 +121,9 @@ def test_a_broken_cell_is_named_with_the_remedy(how: str, swept: Path) -> None:
     assert "cells/bmc.0000-0001.parquet is not a readable results table" in line
     assert "Move it away" in line
     assert cell.read_bytes() == broken
-    cell.unlink()
-    assert bmc(swept, *SWEEP).status == 0, "the remedy"
+    if how == "corrupt":
+        cell.unlink()
+        assert bmc(swept, *SWEEP).status == 0, "the remedy"
 
 
 def test_a_table_of_a_job_among_the_cells_is_named(swept: Path) -> None:

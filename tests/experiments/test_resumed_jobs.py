@@ -146,6 +146,21 @@ def test_a_finished_job_makes_its_table_again_from_the_checkpoint(how: str, fini
     assert load(table).equals(before)
 
 
+def test_metrics_that_are_none_are_named_with_the_remedy(tmp_path: Path) -> None:
+    process = started(tmp_path, *LONG["numba"])
+    wait_until(more_rows(tmp_path, 4), process)
+    process.kill(signal.SIGTERM)
+    assert process.wait().status == 143
+    (tmp_path / "out/metrics/metrics.csv").write_text("episode,step,loss\n1,2,much\n")
+    ended = bmc(tmp_path, *LONG["numba"], "resume=true")
+    assert ended.status == 2
+    assert ended.lines == [
+        "bmc train: out/metrics/metrics.csv is corrupt or no file of this logger; move it away, "
+        "and the job logs what comes from now on"
+    ]
+    assert bmc(tmp_path, *JOB).status == 0, "a job that begins anew does not read it"
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_two_jobs_do_not_share_a_folder(name: str, tmp_path: Path) -> None:
     first = started(tmp_path, *LONG[name])
