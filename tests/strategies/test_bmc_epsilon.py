@@ -172,3 +172,15 @@ def test_the_running_variance_needs_two_different_returns():
     assert float(strategy.log_evidence_ratio) == 0
     strategy.update(transitions(()))
     assert float(strategy.eps) < 1 / 2.01
+
+
+def test_diagnostics_of_states_are_means_over_them():
+    strategy = BMCEpsilon(num_states=STATES, batch_shape=RUNS)
+    strategy.update(transitions((*RUNS, 40)))
+    said = strategy.diagnostics()
+    for name in ("alpha", "beta", "return_variance"):
+        table = getattr(strategy, name)
+        each = [math.fsum(row) / STATES for row in table.tolist()]
+        assert said[f"posterior/{name}"].tolist() == pytest.approx(each)
+        assert len(set(each)) == 4
+    assert strategy.learned.tolist() == [40.0] * 4
