@@ -9,6 +9,7 @@ from contracts import FACTORIES, LEARNING, RUNS, STATES, alike, memory, same, tr
 from scipy import stats
 
 from bmc_torchrl import BMCEpsilon, GaussianLikelihood, NormalGammaPrior, VDBEEpsilon
+from bmc_torchrl.strategies import BMCRule, NoScalarFormError
 
 
 def reference_epsilons(alpha, beta, returns, mu0=0.0, tau0=1.0, a0=500.0, b0=500.0):
@@ -184,3 +185,17 @@ def test_diagnostics_of_states_are_means_over_them():
         assert said[f"posterior/{name}"].tolist() == pytest.approx(each)
         assert len(set(each)) == 4
     assert strategy.learned.tolist() == [40.0] * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"update": "offline"}, {"num_states": 3}, {"likelihood": GaussianLikelihood(1.0)}],
+    ids=["offline", "states", "gaussian"],
+)
+def test_only_the_papers_form_is_a_function_of_numbers(options):
+    with pytest.raises(NoScalarFormError, match="Only ε-BMC with"):
+        BMCEpsilon(**options).scalars()
+    form = BMCEpsilon(2.0, 6.0, prior=NormalGammaPrior(1.0, 2.0, 3.0, 4.0)).scalars()
+    assert form.rule is BMCRule
+    assert [float(x) for x in form.parameters] == [1, 2, 3, 4]
+    assert [float(x) for x in form.memory] == [0.25, 2, 6, 0, 0, 0, 0, 0]
