@@ -18,6 +18,7 @@ from bmc_torchrl import (
     StudentTLikelihood,
     VDBEEpsilon,
 )
+from bmc_torchrl.strategies import BMCRule, NoScalarFormError
 
 
 def reference_epsilons(alpha, beta, returns, mu0=0.0, tau0=1.0, a0=500.0, b0=500.0):
@@ -226,3 +227,29 @@ def test_one_step_is_learned_where_the_buffers_are_now(move, options):
     assert same(memory(moved), memory(expected))
     if moved is not strategy:
         assert same(strategy.state_dict(), before)
+
+
+def test_diagnostics_of_states_are_means_over_them():
+    strategy = BMCEpsilon(num_states=STATES, batch_shape=RUNS)
+    strategy.update(transitions((*RUNS, 40)))
+    said = strategy.diagnostics()
+    for name in ("alpha", "beta", "return_variance"):
+        table = getattr(strategy, name)
+        each = [math.fsum(row) / STATES for row in table.tolist()]
+        assert said[f"posterior/{name}"].tolist() == pytest.approx(each)
+        assert len(set(each)) == 4
+    assert strategy.learned.tolist() == [40.0] * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"update": "offline"}, {"num_states": 3}, {"likelihood": GaussianLikelihood(1.0)}],
+    ids=["offline", "states", "gaussian"],
+)
+def test_only_the_papers_form_is_a_function_of_numbers(options):
+    with pytest.raises(NoScalarFormError, match="Only ε-BMC with"):
+        BMCEpsilon(**options).scalars()
+    form = BMCEpsilon(2.0, 6.0, prior=NormalGammaPrior(1.0, 2.0, 3.0, 4.0)).scalars()
+    assert form.rule is BMCRule
+    assert [float(x) for x in form.parameters] == [1, 2, 3, 4]
+    assert [float(x) for x in form.memory] == [0.25, 2, 6, 0, 0, 0, 0, 0]
