@@ -15,6 +15,7 @@ from bmc_torchrl.benchmarks.timing import EFFORT
 
 SECTIONS = (
     "epsilon",
+    "diff",
     "envs",
     "single",
     "dqn",
