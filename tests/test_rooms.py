@@ -38,6 +38,7 @@ ONLY_IN = {
     "cloudpickle": ("experiments",),
     "gymnasium": ("envs", "training", "experiments", "benchmarks"),
     "hydra": ("experiments", "benchmarks"),
+    "llvmlite": ("lockstep.numba",),
     "lightning": ("training", "experiments", "benchmarks"),
     "matplotlib": ("analysis", "experiments"),
     "numba": ("strategies.compiled", "lockstep.numba", "benchmarks"),

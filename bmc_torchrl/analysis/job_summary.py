@@ -15,6 +15,9 @@ from bmc_torchrl.analysis.titles import Strategies, experiment_title
 
 __all__ = ["print_job_summary"]
 
+LAST = 50
+"""Episodes that ``last_50`` is the mean of; all of them, where there are fewer."""
+
 
 def print_job_summary(output: Path, *, figure: bool = True) -> None:
     """Print the summary of the table in `output`, draw it, and say where everything is."""
@@ -22,20 +25,35 @@ def print_job_summary(output: Path, *, figure: bool = True) -> None:
     table, strategies = load(path), Strategies.of_metadata(load_metadata(path))
     experiment = str(table["experiment"].iloc[0])
     judged = measure(experiment)
+    found = summary(table)
+    last = min(LAST, int(table["episode"].max()))
     shown = Table(title=f"{experiment_title(experiment)}: {judged.label}")
-    for name in ("strategy", "runs", "mean (AUC)", "last episodes", "final ε"):
+    columns = ("strategy", "runs", "mean (AUC)", f"last {last} episodes", "final ε")
+    for name in columns:
         shown.add_column(name, justify="left" if name == "strategy" else "right")
-    for row in summary(table).to_dict("records"):
+    for row in found.to_dict("records"):
         shown.add_row(
             strategies[row["strategy"]].title,
             str(row["runs"]),
-            f"{row['auc']:.2f} ± {row['auc_se']:.2f}",
-            f"{row['last_50']:.2f} ± {row['last_50_se']:.2f}",
-            f"{row['epsilon_last']:.4f} ± {row['epsilon_last_se']:.4f}",
+            _with_error(row["auc"], row["auc_se"], 2),
+            _with_error(row["last_50"], row["last_50_se"], 2),
+            _with_error(row["epsilon_last"], row["epsilon_last_se"], 4),
         )
     console = Console()
     console.print(shown)
-    console.print(f"± is one standard error over runs. Results: {path}", highlight=False)
+    if found["runs"].max() > 1:
+        console.print("± is one standard error over runs.")
+    console.print(f"Results: {path}", highlight=False, markup=False)
     if figure and table["episode"].max() > 1:
         drawn = comparison_figure(experiment, curves(table), strategies)
-        console.print(f"Figure: {save_figure(drawn, output / 'curves')}", highlight=False)
+        where = save_figure(drawn, output / "curves")
+        console.print(f"Figure: {where}", highlight=False, markup=False)
+
+
+def _with_error(value: float, error: float, digits: int) -> str:
+    """A mean, with its standard error where there are several runs.
+
+    >>> _with_error(2.0, 0.125, 2), _with_error(2.0, float("nan"), 2)
+    ('2.00 ± 0.12', '2.00')
+    """
+    return f"{value:.{digits}f}" + ("" if error != error else f" ± {error:.{digits}f}")

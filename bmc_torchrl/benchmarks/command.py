@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bmc_torchrl.benchmarks.timing import EFFORT
+from bmc_torchrl.experiments.exits import ends_in_a_line
 
 SECTIONS = (
     "epsilon",
@@ -41,6 +42,7 @@ def show(rows: pd.DataFrame) -> Table:
     return table
 
 
+@ends_in_a_line("bmc benchmark")
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bmc benchmark", description=__doc__)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all by default")

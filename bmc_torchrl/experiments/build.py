@@ -6,12 +6,11 @@ import functools
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import lightning as L  # noqa: N812
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from bmc_torchrl import AdaptiveEGreedyModule, EpsilonStrategy, OneStepReturns, StackedEpsilon
 from bmc_torchrl.errors import SettingsError
@@ -29,12 +28,21 @@ from bmc_torchrl.training import (
     TransitionStream,
 )
 from bmc_torchrl.training.lockstep_module import ChunkStream, LockstepLearner
+from bmc_torchrl.training.run_records import RecordedLearner
 from bmc_torchrl.training.transitions import seed_everything
 from bmc_torchrl.training.video import GreedyVideo
 
-__all__ = ["Job", "build_engine", "build_job", "build_strategy", "run_settings", "strategy_seed"]
+__all__ = [
+    "Job",
+    "build_engine",
+    "build_job",
+    "build_strategy",
+    "run_settings",
+    "settings_of",
+    "strategy_seed",
+]
 
-Job = tuple[L.LightningModule, TransitionStream | ChunkStream | None, list[Any]]
+Job = tuple[RecordedLearner, TransitionStream | ChunkStream | None, list[Any]]
 
 
 def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> EpsilonStrategy:
@@ -44,6 +52,19 @@ def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> Epsilo
         for entry in entries
     ]
     return parts[0] if len(parts) == 1 else StackedEpsilon(parts)
+
+
+def settings_of(cfg: DictConfig, entries: Sequence[Any]) -> DictConfig:
+    """The settings that the strategies of `entries` run with, some of which a family may change."""
+    changes = cfg.get("by_family") or {}
+    wanted = {entry.family: changes.get(entry.family, {}) for entry in entries}
+    first, *others = wanted.values()
+    if any(other != first for other in others):
+        raise SettingsError(
+            f"strategies: {' and '.join(wanted)} run with other settings ({plain(cfg.by_family)}), as in "
+            "the published data: train them in jobs of their own, or set by_family={} for none."
+        )
+    return cast(DictConfig, OmegaConf.merge(cfg, first))
 
 
 def run_settings(cfg: DictConfig, *, seed: int, first_run: int = 0) -> RunSettings:
@@ -103,7 +124,9 @@ def uses_lockstep(cfg: DictConfig, strategy: EpsilonStrategy) -> bool:
 def build_job(cfg: DictConfig) -> Job:
     """The learner, what it iterates over, and the callbacks of its own."""
     seed_everything(cfg.seed)
-    strategy = build_strategy(cfg, chosen_strategies(cfg), cfg.runs)
+    entries = chosen_strategies(cfg)
+    cfg = settings_of(cfg, entries)
+    strategy = build_strategy(cfg, entries, cfg.runs)
     if uses_lockstep(cfg, strategy):
         return _build_lockstep(cfg, strategy)
     learner = learner_settings(cfg)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
+from bmc_torchrl.signals import Interrupted, StopSignals
+
 __all__ = ["main"]
 
 COMMANDS = {
@@ -43,7 +45,11 @@ def main() -> int:
         print(f"bmc: there is no command {asked!r}.\n{_usage()}", file=sys.stderr)
         return 2
     try:
-        command: Callable[[], int | None] = importlib.import_module(COMMANDS[asked][0]).main
+        with StopSignals():  # What a command imports takes seconds.
+            command: Callable[[], int | None] = importlib.import_module(COMMANDS[asked][0]).main
+    except Interrupted as stop:
+        print(f"bmc {asked}: {stop} before it began", file=sys.stderr)
+        return stop.exit_status
     except ModuleNotFoundError as error:
         print(f"bmc {asked} needs {error.name}: {INSTALL}", file=sys.stderr)
         return 1

@@ -20,6 +20,7 @@ from bmc_torchrl.analysis.scoring import EXPERIMENTS
 from bmc_torchrl.analysis.summaries import read_results
 from bmc_torchrl.analysis.titles import experiment_title
 from bmc_torchrl.errors import ResultsError
+from bmc_torchrl.experiments.exits import ends_in_a_line
 
 REMARKABLE = 3.0
 
@@ -67,6 +68,7 @@ def _require_name(workbook: Path, experiment: str) -> None:
         )
 
 
+@ends_in_a_line("bmc compare")
 def main() -> int:
     """Compare, print, and say by the exit status whether they agree."""
     options = _arguments()

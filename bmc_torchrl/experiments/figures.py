@@ -28,6 +28,7 @@ from bmc_torchrl.analysis.summaries import (
     write_between_marks,
 )
 from bmc_torchrl.errors import ResultsError
+from bmc_torchrl.experiments.exits import ends_in_a_line
 
 
 def _arguments() -> argparse.Namespace:
@@ -67,6 +68,7 @@ def _figures(folder: Path, published: Path | None) -> Iterator[tuple[str, Figure
         yield f"{name}_posterior", posterior_figure(alpha, beta, time=time)
 
 
+@ends_in_a_line("bmc figures")
 def main() -> int:
     """Draw."""
     options = _arguments()

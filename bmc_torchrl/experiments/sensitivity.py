@@ -2,11 +2,12 @@
 
 For a tabular experiment, writes sensitivity.csv (AUC for prior strengths α₀ and for rewards times a
 factor, with b₀ as it is and with b₀ scaled along) and posterior.csv (α and β by episode) to
-results/<experiment>.
+<output>/<experiment>, and with results=results to results/<experiment>, which has none yet.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,12 @@ from rich.progress import track
 
 from bmc_torchrl.analysis.scoring import measure
 from bmc_torchrl.analysis.tables import write_csv
+from bmc_torchrl.errors import SettingsError
 from bmc_torchrl.experiments.build import build_engine, build_strategy, strategy_seed
 from bmc_torchrl.experiments.configs import configured_by, experiment_config
+from bmc_torchrl.experiments.memory import bytes_of_a_run, require_memory
+from bmc_torchrl.experiments.settings import require_choice, require_integer
+from bmc_torchrl.experiments.sweep import require_new
 from bmc_torchrl.lockstep.interface import Engine
 
 __all__ = ["main"]
@@ -30,6 +35,7 @@ REWARDS = {
 }
 TARGETS = {"grid_sarsa": ["+domain.env.grid={_target_: bmc_torchrl.envs.SubgoalGrid}"]}
 B0 = 500.0
+TABLES = ("sensitivity.csv", "posterior.csv")
 
 
 def _engine_of(cfg: DictConfig, overrides: list[str]) -> Engine:
@@ -67,19 +73,37 @@ def _posterior(cfg: DictConfig) -> pd.DataFrame:
     return table.drop_duplicates("episode").iloc[:: max(1, len(table) // 400)]
 
 
+def _check(cfg: DictConfig) -> None:
+    """Raise for what cannot be run, before anything runs."""
+    require_choice(cfg, "name", tuple(REWARDS))
+    for name, least in (("runs", 1), ("episodes", 1), ("seed", 0), ("threads", 1)):
+        require_integer(cfg, name, least)
+    for name in ("alpha0", "reward_scale"):
+        wrong = [value for value in cfg[name] if not 0 < float(value) < math.inf]
+        if wrong:
+            raise SettingsError(f"{name} must be positive numbers, got {wrong}.")
+    settings = experiment_config(cfg.name, [f"episodes={cfg.episodes}"])
+    needed = cfg.runs * bytes_of_a_run(settings)
+    require_memory(needed, f"runs={cfg.runs} episodes={cfg.episodes}")
+    for name in TABLES if cfg.results is not None else ():
+        require_new(Path(cfg.results) / cfg.name / name)
+
+
 @configured_by("sensitivity")
 def main(cfg: DictConfig) -> None:
     """Vary the prior and the scale of rewards."""
     torch.set_num_threads(1)
+    _check(cfg)
     rows, column = [], measure(cfg.name).column
     for row, overrides in track(list(_variants(cfg)), cfg.name):
         engine = _engine_of(cfg, overrides)
         while not engine.finished:
             engine.advance(2000)
         auc = (engine.steps if column == "steps" else engine.returns).mean(-1)
-        error = float(auc.std() / len(auc) ** 0.5)
+        error = float(auc.std() / len(auc) ** 0.5) if len(auc) > 1 else math.nan
         rows.append({**row, "auc": float(auc.mean()), "auc_se": error})
-    folder = Path(cfg.results) / cfg.name
-    write_csv(folder / "sensitivity.csv", pd.DataFrame(rows))
-    write_csv(folder / "posterior.csv", _posterior(cfg))
-    print(f"{folder / 'sensitivity.csv'} {folder / 'posterior.csv'}")
+    tables = dict(zip(TABLES, (pd.DataFrame(rows), _posterior(cfg)), strict=True))
+    for folder in filter(None, (cfg.output, cfg.results)):
+        for name, table in tables.items():
+            write_csv(Path(folder) / cfg.name / name, table)
+            print(Path(folder) / cfg.name / name)

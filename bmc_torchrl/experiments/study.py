@@ -1,6 +1,6 @@
 """ε-BMC against four others on others' environments: bmc study [overrides].
 
-Writes summary.csv and study.png to results/study, of the tasks that are finished.
+Writes summary.csv and study.png to `output`, and with results=FOLDER to a folder that has none.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from bmc_torchrl.analysis.plots import save_figure
 from bmc_torchrl.analysis.study_summary import study_figure, study_summary
 from bmc_torchrl.analysis.tables import load, load_metadata, write_csv
 from bmc_torchrl.analysis.titles import Strategies
+from bmc_torchrl.errors import ResultsError
 from bmc_torchrl.experiments.build import build_job
 from bmc_torchrl.experiments.configs import DECISIVE, configured_by, experiment_config, plain
-from bmc_torchrl.experiments.settings import check_settings
-from bmc_torchrl.experiments.sweep import execute, mean_performance
+from bmc_torchrl.experiments.locks import only_job
+from bmc_torchrl.experiments.settings import check_settings, require_integer
+from bmc_torchrl.experiments.sweep import execute, mean_performance, require_new
 from bmc_torchrl.experiments.train import fit
+from bmc_torchrl.signals import Interrupted
 
 __all__ = ["main"]
 
@@ -50,7 +53,7 @@ def finished(settings: dict[str, Any], task: str) -> bool:
     decisive = (*DECISIVE, "runs", "seed", "strategies")
     different = [name for name in decisive if made[name] != wanted[name]]
     if different:
-        raise SystemExit(f"{path} was made with other {different}; move it away, or set output=.")
+        raise ResultsError(f"{path} was made with other {different}; move it away, or set output=")
     return True
 
 
@@ -68,26 +71,42 @@ def publish(settings: dict[str, Any]) -> list[str]:
     paths = {task: Path(settings["output"]) / task / TABLE for task in settings["tasks"]}
     tables = {task: load(path) for task, path in paths.items() if path.exists()}
     if tables:
-        summary, results = study_summary(tables), Path(settings["results"])
-        write_csv(results / "summary.csv", summary, digits=5)
+        summary = study_summary(tables)
         strategies = Strategies.of_entries(settings["sweep"]["strategies"])
-        save_figure(study_figure(tables, summary, strategies), results / "study")
+        for folder in filter(None, (settings["output"], settings["results"])):
+            write_csv(Path(folder) / "summary.csv", summary, digits=5)
+            save_figure(study_figure(tables, summary, strategies), Path(folder) / "study")
     return list(tables)
 
 
 @configured_by("study")
 def main(cfg: DictConfig) -> None:
     """Train what is missing, then publish."""
-    console, settings = Console(), plain(cfg)
-    left = [task for task in cfg.tasks if not finished(settings, task)]
-    try:
-        execute(
-            left,
-            functools.partial(compute, settings),
-            workers=cfg.workers,
-            hours=None,
-            console=console,
-        )
-    finally:
+    console, settings, output = Console(), plain(cfg), Path(cfg.output)
+    for name, least in (("runs", 1), ("workers", 1), ("seed", 0)):
+        require_integer(settings, name, least)
+    for task in cfg.tasks:
+        check_settings(task_config(settings, task))
+    if cfg.results is not None:
+        require_new(Path(cfg.results) / "summary.csv")
+    with only_job(output / ".lock", str(output)):
+        left = [task for task in cfg.tasks if not finished(settings, task)]
+        try:
+            execute(
+                left,
+                functools.partial(compute, settings),
+                workers=cfg.workers,
+                hours=None,
+                console=console,
+            )
+        except Interrupted as stop:
+            stop.left = (
+                f"; finished tasks and the others' checkpoints are kept in {cfg.output}, the same "
+                "command goes on from them"
+            )
+            raise
         done = publish(settings)
-        console.print(f"{len(done)} of {len(cfg.tasks)} tasks: {cfg.results}", highlight=False)
+        where = cfg.results or cfg.output
+        console.print(
+            f"{len(done)} of {len(cfg.tasks)} tasks: {where}", highlight=False, markup=False
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import sys
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +16,42 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.job_summary import print_job_summary
+from bmc_torchrl.analysis.tables import load
+from bmc_torchrl.errors import ResultsError, SettingsError
 from bmc_torchrl.experiments.build import build_job
-from bmc_torchrl.experiments.configs import configured_by, plain
+from bmc_torchrl.experiments.configs import configured_by, flat, plain
+from bmc_torchrl.experiments.exits import in_a_line
+from bmc_torchrl.experiments.locks import only_job
+from bmc_torchrl.experiments.memory import bytes_of_a_run, require_memory
+from bmc_torchrl.experiments.resuming import decisive_settings, resumable
 from bmc_torchrl.experiments.settings import check_settings, chosen_device, chosen_strategies
+from bmc_torchrl.signals import Interrupted, StopSignals
 from bmc_torchrl.training import AtomicCheckpoint, EpisodeMetrics, EpisodeProgress, ResultsTable
 from bmc_torchrl.training.report import JobFigures, WandbReport
-from bmc_torchrl.training.run_records import ChunkedLearner
+from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
 from bmc_torchrl.training.video import GreedyVideo
 
-__all__ = ["callbacks", "fit", "flat", "main"]
+__all__ = ["callbacks", "fit", "main"]
+
+TABLE = "table.parquet"
 
 
 def callbacks(
-    cfg: DictConfig, learner: L.LightningModule, own: list[Any], output: Path
+    cfg: DictConfig,
+    learner: RecordedLearner,
+    own: list[Any],
+    output: Path,
+    signals: StopSignals,
 ) -> list[Any]:
     """The callbacks of a job: its own, and those that every job has."""
     labels = [entry.label for entry in chosen_strategies(cfg)]
     metrics = EpisodeMetrics(labels)
-    table = ResultsTable(
-        output / "table.parquet",
-        experiment=cfg.name,
-        strategies=labels,
-        config=plain(cfg),
-        seed=cfg.seed,
-    )
     pictures: list[Any] = [JobFigures(output, metrics)] if cfg.figure else []
     if cfg.figure and not any(isinstance(callback, GreedyVideo) for callback in own):
         painted = functools.partial(_painted_env, cfg, cfg.runs * len(labels))
@@ -53,12 +62,22 @@ def callbacks(
     return [
         *own,
         metrics,
-        table,
+        _results_table(cfg),
         *pictures,
         EpisodeProgress(labels),
-        AtomicCheckpoint(output, every),
+        AtomicCheckpoint(output, every, settings=decisive_settings(cfg), signals=signals),
         WandbReport(output, labels),
     ]
+
+
+def _results_table(cfg: DictConfig) -> ResultsTable:
+    return ResultsTable(
+        Path(cfg.output) / TABLE,
+        experiment=cfg.name,
+        strategies=[entry.label for entry in chosen_strategies(cfg)],
+        config=plain(cfg),
+        seed=cfg.seed,
+    )
 
 
 def _painted_env(cfg: DictConfig, runs: int) -> EnvBase:
@@ -70,44 +89,52 @@ def _painted_env(cfg: DictConfig, runs: int) -> EnvBase:
     return env
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names, as trackers show them.
-
-    >>> flat({"domain": {"tests": 3}, "runs": 2})
-    {'domain.tests': 3, 'runs': 2}
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
-def fit(cfg: DictConfig, learner: L.LightningModule, stream: Any, own: list[Any]) -> L.Trainer:
+def fit(cfg: DictConfig, learner: RecordedLearner, stream: Any, own: list[Any]) -> L.Trainer:
     """Fit a job of :func:`~bmc_torchrl.experiments.build.build_job`, resuming it if asked to."""
     torch.set_num_threads(cfg.trainer.threads)
-    device, output = chosen_device(cfg.device), Path(cfg.output)
-    placed: dict[str, Any] = {"accelerator": "cpu"} if device.type == "cpu" else {}
-    if ":" in cfg.device:
-        placed["devices"] = [device.index]
-    checkpoint = output / "last.ckpt"
-    resume = str(checkpoint) if cfg.resume and checkpoint.exists() else None
-    with warnings.catch_warnings():
+    checkpoint = resumable(cfg) if cfg.resume else None
+    with warnings.catch_warnings(), StopSignals() as signals:
         warnings.filterwarnings("ignore", module="lightning")
-        make_trainer = instantiate(cfg.trainer.lightning, _partial_=True, **placed)
-        trainer: L.Trainer = make_trainer(
-            logger=instantiate(cfg.logger), callbacks=callbacks(cfg, learner, own, output)
-        )
+        trainer = _trainer(cfg, callbacks(cfg, learner, own, Path(cfg.output), signals))
         told = plain(cfg)
         told["sweep"] = {entry["label"]: entry for entry in chosen_strategies(told)}
         for logger in trainer.loggers:
             logger.log_hyperparams(flat(told))
-        trainer.fit(learner, stream, ckpt_path=resume, weights_only=True)
+        try:
+            resumed = None if checkpoint is None else str(checkpoint.path)
+            trainer.fit(learner, stream, ckpt_path=resumed, weights_only=True)
+            signals.raise_pending()
+        except Interrupted as stop:
+            stop.left = _left(trainer, learner, cfg.episodes)
+            raise
     if stream is not None:
         stream.shutdown()
     return trainer
+
+
+def _trainer(cfg: DictConfig, callbacks: list[Any]) -> L.Trainer:
+    device = chosen_device(cfg.device)
+    placed: dict[str, Any] = {"accelerator": "cpu"} if device.type == "cpu" else {}
+    if ":" in cfg.device:
+        placed["devices"] = [device.index]
+    make_trainer = instantiate(cfg.trainer.lightning, _partial_=True, **placed)
+    try:
+        trainer: L.Trainer = make_trainer(logger=instantiate(cfg.logger), callbacks=callbacks)
+    except (TypeError, ValueError, MisconfigurationException) as error:
+        raise SettingsError(f"trainer.lightning: {error}") from error
+    return trainer
+
+
+def _left(trainer: L.Trainer, learner: RecordedLearner, episodes: int) -> str:
+    """Where an interrupted job stands, and how to go on."""
+    (saved,) = (c for c in trainer.checkpoint_callbacks if isinstance(c, AtomicCheckpoint))
+    reached = learner.episodes_finished
+    where = f"at episode {reached} of {episodes}"
+    if saved.episode is None:
+        return f"{where}, before there was a checkpoint; start it again"
+    if saved.episode < reached:
+        where += f", the last checkpoint is of episode {saved.episode}"
+    return f"{where}; continue with resume=true"
 
 
 @configured_by("train")
@@ -119,8 +146,42 @@ def main(cfg: DictConfig) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         check_settings(cfg)
+        runs = cfg.runs * len(chosen_strategies(cfg))
+        require_memory(runs * bytes_of_a_run(cfg), f"runs={cfg.runs} episodes={cfg.episodes}")
+        if cfg.resume:
+            resumable(cfg)  # Before anything is built, which may compile.
         parts = build_job(cfg)
     except (ValueError, InstantiationException) as error:
-        raise SystemExit(f"These settings cannot be run. {error}") from error
-    if fit(cfg, *parts).is_global_zero:
-        print_job_summary(Path(cfg.output), figure=cfg.figure)
+        raise SettingsError(in_a_line(error)) from error
+    output = Path(cfg.output)
+    first = getattr(rank_zero_only, "rank", 0) == 0
+    with only_job(output / ".lock", str(output)) if first else contextlib.nullcontext():
+        checkpoint = resumable(cfg) if cfg.resume else None
+        if checkpoint is None or not checkpoint.finished:
+            fit(cfg, *parts)
+        elif first:
+            _tell_finished(cfg)
+            if not _is_whole(output / TABLE):
+                log = parts[0].log_of_episodes
+                checkpoint.load_log(log)
+                _results_table(cfg).write(log)
+        if first:
+            print_job_summary(output, figure=cfg.figure)
+
+
+def _tell_finished(cfg: DictConfig) -> None:
+    labels = ", ".join(entry.label for entry in chosen_strategies(cfg))
+    print(
+        f"bmc train: {cfg.output} is finished: {cfg.name} with {labels}, {cfg.runs} "
+        f"runs of {cfg.episodes} episodes each, seed {cfg.seed}. There is nothing left to train.",
+        file=sys.stderr,
+    )
+
+
+def _is_whole(table: Path) -> bool:
+    """Whether a finished job's table can be read; if not, it is made again from the checkpoint."""
+    try:
+        load(table)
+    except ResultsError:
+        return False
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,18 +16,25 @@ __all__ = [
 ]
 
 
-def _require_least(settings: Any, least: float, *names: str) -> None:
+def _require_count(settings: Any, least: int, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        if not value >= least:
-            raise ValueError(f"{name} must be at least {least}, got {value}.")
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value}.")
 
 
-def _require_positive(settings: Any, *names: str) -> None:
+def _require_finite(settings: Any, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}.")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite, got {value}.")
+
+
+def _require_share(settings: Any, *names: str, zero: bool = False) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not 0 <= value <= 1 or (value == 0 and not zero):
+            raise ValueError(f"{name} must be in {'[' if zero else '('}0, 1], got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +68,11 @@ class RunSettings:
     first_run: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma must be in [0, 1], got {self.gamma}.")
-        _require_least(self, 1, "episodes")
-        _require_least(self, 0, "tests", "seed", "first_run")
+        _require_share(self, "gamma", zero=True)
+        _require_count(self, 1, "episodes")
+        _require_count(self, 0, "tests", "seed", "first_run")
         if self.stop_after_perfect_tests is not None:
-            _require_least(self, 1, "stop_after_perfect_tests")
+            _require_count(self, 1, "stop_after_perfect_tests")
         if self.next_action not in ("before", "after"):
             raise ValueError(f"next_action must be 'before' or 'after', got {self.next_action!r}.")
 
@@ -91,9 +98,9 @@ class ExpectedSarsaSettings:
     scale: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate <= 1:
-            raise ValueError(f"learning_rate must be in (0, 1], got {self.learning_rate}.")
-        _require_least(self, 0, "decay", "floor", "scale")
+        _require_share(self, "learning_rate")
+        _require_share(self, "decay", "floor", zero=True)
+        _require_finite(self, "scale")
         if self.initializer not in ("zeros", "normal", "uniform"):
             raise ValueError(
                 f"initializer={self.initializer!r} is unknown; use zeros, normal or uniform."
@@ -122,9 +129,9 @@ class PublishedDQNSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        _require_positive(self, "learning_rate")
-        _require_least(self, 1, "batch_size", "epochs")
-        _require_least(self, 0, "l2")
+        _require_share(self, "learning_rate")
+        _require_count(self, 1, "batch_size", "epochs")
+        _require_finite(self, "l2")
         _require_room(self)
 
 
@@ -166,10 +173,12 @@ class DQNSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        _require_positive(self, "learning_rate", "target_tau")
-        _require_least(self, 1, "batch_size", "n_steps", "target_interval")
-        _require_least(self, 0, "warmup")
+        _require_share(self, "learning_rate", "target_tau")
+        _require_count(self, 1, "batch_size", "n_steps", "target_interval")
+        _require_count(self, 0, "warmup")
         _require_room(self)
+        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
+            raise ValueError(f"max_grad_norm must be positive or null, got {self.max_grad_norm}.")
         if self.torchrl and (self.prioritized or self.n_steps > 1):
             raise ValueError(
                 "torchrl=true has one-step returns and uniform replay; leave prioritized and "
@@ -178,6 +187,10 @@ class DQNSettings:
 
 
 def _require_room(settings: PublishedDQNSettings | DQNSettings) -> None:
+    for width in settings.hidden:
+        if not isinstance(width, int) or width < 1:
+            raise ValueError(f"hidden must be widths of at least 1, got {list(settings.hidden)}.")
+    _require_count(settings, 1, "capacity")
     if settings.capacity < settings.batch_size:
         raise ValueError(
             f"capacity={settings.capacity} must hold a batch of batch_size={settings.batch_size}."

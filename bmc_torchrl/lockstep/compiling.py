@@ -34,9 +34,9 @@ class CompiledOnce:
 
     Args:
         function: of tensors.
-        name: what the module's logger says, at level INFO.
+        name: what is said of it.
         enabled: if not, `function` runs eagerly.
-        told: who waits for it, and is told too.
+        told: where that goes; by default to the module's logger, at level INFO.
         guarded: whether each call checks that its tensors are still of the kind that it was
             compiled for; if not, the caller sees to it.
 
@@ -62,7 +62,7 @@ class CompiledOnce:
         if not self.pending:
             return self.function(*args)
         self.pending = False
-        _say(f"compiling {self.name} (cached by torch for the next time)", self.told)
+        _say(f"compiling {self.name}; torch caches most of it for the next job", self.told)
         start = time.perf_counter()
         result = self.function(*args)
         _say(f"compiled {self.name} in {time.perf_counter() - start:.1f} s", self.told)
@@ -90,6 +90,7 @@ def announced(name: str) -> Iterator[None]:
 
 
 def _say(text: str, told: TextIO | None) -> None:
-    _log.info(text)
-    if told is not None:
+    if told is None:
+        _log.info(text)
+    else:
         print(text, file=told, flush=True)

@@ -29,8 +29,6 @@ __all__ = ["DQNDraws", "DQNLockstep"]
 EMBED_BEYOND = 32
 """Multi-hot inputs wider than this are summed rows; narrower ones are multiplied."""
 
-"""Lanes whose small networks fit a CPU's cache."""
-
 SMALLEST_BLOCK = 6
 """Lanes below which halving a block saves nothing: what is left is the cost of a call."""
 

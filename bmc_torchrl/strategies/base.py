@@ -47,7 +47,8 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     A subclass defines :attr:`eps`; :meth:`epsilon`, if ε depends on more than the run; and, if it
     learns, :attr:`in_keys`, :meth:`read` (all that can go wrong) and :meth:`learn` (all that
     changes), so that an update that raises has changed nothing. For the numba engine it defines
-    :meth:`scalars` and, if it learns, :meth:`load_scalars`.
+    :meth:`scalars` and, if it learns, :meth:`load_scalars`. To have frames counted that are left
+    out, it calls :meth:`register_skipped` and defines :meth:`learned_from`.
 
     A transition has the strategy's batch shape (one step) or more dimensions: those beyond
     `batch_shape` are walked in order, time slowest. Time is the dimension that TorchRL named

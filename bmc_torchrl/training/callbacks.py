@@ -19,6 +19,8 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
+from bmc_torchrl.signals import StopSignals
+from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
 
@@ -175,14 +177,15 @@ class ResultsTable(Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the table, if every run has finished."""
         assert isinstance(pl_module, RecordedLearner)
-        log = pl_module.log_of_episodes
-        if not trainer.is_global_zero or not pl_module.finished:
-            return
+        if trainer.is_global_zero and pl_module.finished:
+            self.write(pl_module.log_of_episodes)
+
+    def write(self, log: EpisodeLog) -> None:
+        """Write the table of runs that have finished."""
         tables = (log.steps, log.returns, log.epsilons)
         shape = (len(self.strategies), -1, log.episodes)
         arrays = [table.cpu().double().reshape(shape).numpy() for table in tables]
-        table = tidy(self.experiment, self.strategies, *arrays)
-        save(table, self.path, self.metadata)
+        save(tidy(self.experiment, self.strategies, *arrays), self.path, self.metadata)
 
 
 class AtomicCheckpoint(Checkpoint):
@@ -192,39 +195,88 @@ class AtomicCheckpoint(Checkpoint):
         folder: where to.
         every_n_steps: of Lightning's ``global_step``, whether it counts updates or chunks; 0 for
             only at the end. A chunk of updates that passes a multiple counts.
+        settings: plain values by name, kept in the checkpoint: those that decide the results.
+        signals: a job that is asked to end saves after the step it is in, and ends.
+
+    Attributes:
+        episode: What all runs have finished in the last checkpoint; None while there is none.
     """
 
-    def __init__(self, folder: str | Path, every_n_steps: int = 100) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        every_n_steps: int = 100,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        signals: StopSignals | None = None,
+    ) -> None:
         self.path, self.every_n_steps = Path(folder) / "last.ckpt", every_n_steps
+        self.settings, self.signals = dict(settings or {}), signals
+        self.episode: int | None = None
         self._due = 0
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Say whose checkpoint it is, and how far the job is."""
+        assert isinstance(pl_module, RecordedLearner)
+        checkpoint["job"] = {
+            "settings": self.settings,
+            "episode": pl_module.episodes_finished,
+            "finished": pl_module.finished,
+        }
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember how far the job was."""
+        self.episode = checkpoint["job"]["episode"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Count from where training starts."""
         self._wait(trainer)
+        if self.signals is not None:
+            self.signals.take_over()
 
     def _wait(self, trainer: L.Trainer) -> None:
         if self.every_n_steps:
             self._due = (trainer.global_step // self.every_n_steps + 1) * self.every_n_steps
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Save after every `every_n_steps` steps."""
-        if self.every_n_steps and trainer.global_step >= self._due:
+        """Save after every `every_n_steps` steps, and before the job ends because it was asked."""
+        asked = self.signals is not None and self.signals.pending is not None
+        if asked or (self.every_n_steps and trainer.global_step >= self._due):
             self.save(trainer)
             self._wait(trainer)
+        if self.signals is not None:
+            self.signals.raise_pending()
+            # Ranks save together, so one that was asked cannot save alone.
+            self.signals.deferred = trainer.world_size == 1
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save at the end."""
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write beside the old checkpoint, then take its place."""
+        """Write beside the old checkpoint, then take its place.
+
+        Raises:
+            OSError: If it cannot be written; the old checkpoint is still there.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
-        trainer.save_checkpoint(temporary)
-        if trainer.is_global_zero:
-            with open(temporary, "rb") as stream:
-                os.fsync(stream.fileno())
-            os.replace(temporary, self.path)
+        try:
+            trainer.save_checkpoint(temporary)
+            if trainer.is_global_zero:
+                with open(temporary, "rb") as stream:
+                    os.fsync(stream.fileno())
+                os.replace(temporary, self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        learner = trainer.lightning_module
+        assert isinstance(learner, RecordedLearner)
+        self.episode = learner.episodes_finished
 
 
 class EpisodeProgress(Callback):
@@ -244,14 +296,15 @@ class EpisodeProgress(Callback):
         assert isinstance(pl_module, RecordedLearner)
         log = pl_module.log_of_episodes
         self.bar = Progress(
-            TextColumn("{task.completed:.0f}/{task.total:.0f} episodes"),
+            TextColumn("{task.fields[count]} episodes"),
             BarColumn(bar_width=6),
             TextColumn("{task.fields[known]}"),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
             disable=not trainer.is_global_zero,
         )
-        self.task = self.bar.add_task("", total=log.runs * log.episodes, known="")
+        total = log.runs * log.episodes
+        self.task = self.bar.add_task("", total=total, known="", count=_count(0, total))
         self.bar.start()
         self.shown = self.began = time.monotonic()
 
@@ -269,13 +322,12 @@ class EpisodeProgress(Callback):
         speed = learner.vector_steps * log.runs / (now - self.began)
         returns = float(log.returns.gather(-1, last)[own].nanmean())
         name = f"{self.labels[0][:8]}: " if len(self.labels) > 1 else ""
-        known = (
-            f"{name}return {returns:.1f} ε {float(learner.strategy.eps[own].mean()):.3f} "
-            f"{_short(speed)} steps/s"
-        )
-        done = torch.where(log.stopped, log.episodes, log.done).sum()
+        epsilon = float(learner.strategy.eps[own].mean())
+        known = f"{name}return {_short_return(returns)} ε {epsilon:.3f} {_short(speed)} steps/s"
+        done = int(torch.where(log.stopped, log.episodes, log.done).sum())
+        count = _count(done, log.runs * log.episodes)
         assert self.bar is not None
-        self.bar.update(self.task, completed=int(done), known=known)
+        self.bar.update(self.task, completed=done, known=known, count=count)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the final state."""
@@ -292,12 +344,35 @@ class EpisodeProgress(Callback):
             self.bar.stop()
 
 
-def _short(number: float) -> str:
-    """A number in at most four characters and a letter.
+def _count(done: int, total: int) -> str:
+    """So many of so many, the numbers in full while they are short.
 
-    >>> _short(950), _short(12_345), _short(3_000_000)
-    ('950', '12k', '3.0M')
+    >>> _count(7, 500), _count(1_100_000, 2_200_000)
+    ('7/500', '1.1M/2.2M')
+    """
+    return f"{done}/{total}" if total < 1e6 else f"{_short(done)}/{_short(total)}"
+
+
+def _short_return(value: float) -> str:
+    """A return in at most eight characters.
+
+    >>> _short_return(-12.34), _short_return(-123456.7), _short_return(-12345678.0)
+    ('-12.3', '-123457', '-1.2e+07')
+    """
+    if abs(value) < 1e4:
+        return f"{value:.1f}"
+    return f"{value:.0f}" if abs(value) < 1e6 else f"{value:.1e}"
+
+
+def _short(number: float) -> str:
+    """A number in at most four characters.
+
+    >>> _short(950), _short(12_345), _short(3_000_000), _short(25_000_000), _short(8.5e9)
+    ('950', '12k', '3.0M', '25M', '8.5G')
     """
     if number < 1e4:
         return f"{number:.0f}"
-    return f"{number / 1e3:.0f}k" if number < 1e6 else f"{number / 1e6:.1f}M"
+    for size, letter in ((1e3, "k"), (1e6, "M")):
+        if number < 1000 * size:
+            return f"{number / size:.{int(size > 1e3 and number < 10 * size)}f}{letter}"
+    return f"{number / 1e9:.1f}G"

@@ -41,6 +41,12 @@ class RecordedLearner(L.LightningModule):
         """Whether every run has finished."""
         return bool(self.log_of_episodes.finished.all())
 
+    @property
+    def episodes_finished(self) -> int:
+        """Episodes that every run has finished; all of them where it was stopped early."""
+        log = self.log_of_episodes
+        return int(log.done.masked_fill(log.stopped, log.episodes).min())
+
     def greedy_policy(self, env: EnvBase) -> TensorDictModuleBase:
         """An actor that acts greedily in `env`, batch size ``[runs, …]``."""
         return self.q_actor

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,9 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from wandb.sdk.lib.runid import generate_id
+
+from bmc_torchrl.analysis.tables import write_atomically
+from bmc_torchrl.errors import ResultsError
 
 __all__ = ["EpisodeCSVLogger", "Row", "csv_logger", "define_axes", "resend", "wandb_loggers"]
 
@@ -85,29 +90,38 @@ class EpisodeCSVLogger(Logger):
 
         Returns:
             The rows that stay, as numbers.
+
+        Raises:
+            ResultsError: If the file is none of this logger's.
         """
-        kept = [
-            row
-            for row in self.rows()
-            if (float(row["episode"]) <= episode if "episode" in row else int(row["step"]) < step)
-        ]
-        self.path.unlink(missing_ok=True)
+        texts = [] if episode < 0 and step == 0 else self.rows()
+        try:
+            rows = [{name: float(text) for name, text in row.items()} for row in texts]
+            stay = [
+                row["episode"] <= episode if "episode" in row else row["step"] < step
+                for row in rows
+            ]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ResultsError(
+                f"{self.path} is corrupt or no file of this logger; move it away, and the job logs "
+                "what comes from now on"
+            ) from error
         self.columns = list(FIRST_COLUMNS)
-        if kept:
-            self._rewrite(kept)
-        return [{name: float(text) for name, text in row.items()} for row in kept]
+        if any(stay):
+            self._rewrite(list(itertools.compress(texts, stay)))
+        else:
+            self.path.unlink(missing_ok=True)
+        return list(itertools.compress(rows, stay))
 
     def _rewrite(self, rows: Sequence[Row]) -> None:
         """Write the file anew; a crash leaves the old one."""
         names = set().union(*rows, self.columns) - set(FIRST_COLUMNS)
         self.columns = [*FIRST_COLUMNS, *sorted(names)]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        with temporary.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, self.columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, self.path)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path, lambda stream: stream.write(text.getvalue().encode()))
 
 
 def csv_logger(save_dir: str | Path) -> EpisodeCSVLogger:

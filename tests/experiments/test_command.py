@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -12,6 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from commands import here
+from hydra import compose, initialize_config_dir
 
 from bmc_torchrl.experiments.command import COMMANDS, main
 
@@ -144,3 +149,57 @@ def test_the_installed_script_answers_in_any_folder(installed: Path, tmp_path: P
     status, usage = ask("--help")
     assert (status, usage.partition(" ")[0]) == (0, "usage:")
     assert ask("trian") == (2, f"bmc: there is no command 'trian'.\n{usage}")
+
+
+@pytest.fixture
+def helped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """What ``bmc COMMAND --help`` prints."""
+
+    def ask(command: str) -> str:
+        assert here(tmp_path, command, "--help") == 0
+        return capsys.readouterr().out
+
+    return ask
+
+
+@pytest.mark.parametrize("command", ["train", "reproduce", "study", "sensitivity"])
+def test_a_commands_help_has_three_examples_and_its_settings_on_a_page(
+    helped, command: str
+) -> None:
+    text = helped(command)
+    lines = text.strip().splitlines()
+    assert lines[0].startswith(f"bmc {command} ")
+    assert len(lines) < 40
+    first = lines.index("Examples:") + 1
+    examples = list(itertools.takewhile(str.strip, lines[first:]))
+    assert len(examples) == 3
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        for example in examples:
+            said, name, *overrides = shlex.split(example)
+            assert (said, name) == ("bmc", command)
+            compose(command, overrides=overrides)
+        known = compose(command)
+    described = re.findall(r"^  (\w+)=(\w+) ", text, re.MULTILINE)
+    assert described
+    for name, value in described:
+        assert name in known
+        if value.isdigit():
+            assert known[name] == int(value), name
+
+
+def test_the_help_of_train_leads_with_the_groups_and_hides_the_sweep(helped) -> None:
+    text = helped("train")
+    assert text.index("Groups:") < text.index("Examples:") < text.index("Settings")
+    assert "strategy: bmc, constant, geometric, linear, power, vdbe" in text
+    assert "power_15" not in text
+
+
+def test_jobs_of_a_multirun_are_named_by_their_overrides() -> None:
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        given = ["seed=1", "strategy=vdbe", "resume=true", "output=many"]
+        cfg = compose("train", overrides=given, return_hydra_config=True)
+        cfg.hydra.job.override_dirname = "seed=1,strategy=vdbe"
+        assert cfg.hydra.sweep.dir == "many"
+        assert cfg.hydra.sweep.subdir == "seed=1,strategy=vdbe"
+        excluded = cfg.hydra.job.config.override_dirname.exclude_keys
+    assert {"output", "resume", "figure"} <= set(excluded)

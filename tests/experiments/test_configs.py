@@ -16,7 +16,8 @@ from torch import nn
 
 from bmc_torchrl.envs.gymnasium_batch import INSTALL
 from bmc_torchrl.errors import SettingsError
-from bmc_torchrl.experiments.settings import check_settings
+from bmc_torchrl.experiments.build import settings_of
+from bmc_torchrl.experiments.settings import check_settings, chosen_strategies
 from bmc_torchrl.strategies import EpsilonStrategy
 
 # Box2D and bsuite warn about themselves when first imported, for an environment's sizes.
@@ -184,8 +185,8 @@ IMPOSSIBLE = {
     "domain.max_steps=0": "domain.max_steps must be an integer of at least 1, got 0",
     "trainer.chunk_steps=0": "trainer.chunk_steps must be an integer of at least 1, got 0",
     "domain=cart_pole": "domain.env.model.bins cannot be set.*cart_… with domain=cart_pole",
-    "strategies=[bmc,best]": r"unknown labels \['best'\]; known: bmc, vdbe_001",
-    "strategies=[]": "unknown labels",
+    "strategies=[bmc,best]": r"unknown names \['best'\]; known: bmc, vdbe_001",
+    "strategies=[]": "unknown names",
     "device=tpu": "device='tpu' cannot be used here",
     "engine=lockstep domain.native=false": "engine=lockstep needs one of this package's own",
     "domain=gymnasium": "domain.env.max_steps cannot be set",
@@ -242,12 +243,10 @@ def test_the_command_says_what_is_wrong_in_a_line_and_leaves_nothing(tmp_path: P
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     lines = done.stderr.strip().splitlines()
-    assert lines == [
-        "These settings cannot be run. episodes must be an integer of at least 1, got 0."
-    ]
+    assert lines == ["bmc train: episodes must be an integer of at least 1, got 0."]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -257,3 +256,36 @@ def test_the_main_example_is_complete() -> None:
     assert (cfg.runs, cfg.episodes, cfg.strategy.label) == (8, 20, "bmc")
     assert tiny("cart_dqn")[0] == "experiment=cart_dqn"
     assert callable(train.main)
+
+
+def rules(*overrides: str) -> dict[str, str]:
+    cfg = settings("experiment=supply_dqn", "sweep=paper", *overrides)
+    found = {}
+    for entry in cfg.sweep.strategies:
+        network = instantiate(settings_of(cfg, [entry]).domain.env.network)
+        found[entry.label] = network.truck_cost
+    return found
+
+
+def test_the_published_supply_chain_dqn_pays_trucks_by_two_rules() -> None:
+    published = rules()
+    assert len(published) == 22
+    assert {label for label, rule in published.items() if rule == "ceil"} == {
+        *("power_025", "power_05", "power_1", "power_15")
+    }
+    assert set(rules("protocol=paper").values()) == {"ceil"}
+
+
+@pytest.mark.parametrize(
+    ("override", "rule"), [("truck_cost=ceil", "ceil"), ("by_family={}", "floor")]
+)
+def test_one_override_makes_all_pay_trucks_alike(override: str, rule: str) -> None:
+    assert set(rules(override).values()) == {rule}
+
+
+def test_a_job_of_both_rules_says_how_to_choose() -> None:
+    cfg = settings("experiment=supply_dqn", "strategies=[bmc,power_1]")
+    with pytest.raises(
+        SettingsError, match=r"bmc and power run with other settings.*by_family=\{\}"
+    ):
+        settings_of(cfg, chosen_strategies(cfg))

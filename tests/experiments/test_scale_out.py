@@ -66,8 +66,13 @@ def descendants(pid: int) -> set[int]:
 
 @pytest.mark.slow
 def test_workers_end_when_the_sweep_is_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "scripts/reproduce.py", *outputs(tmp_path), "workers=1"]
-    command += ["experiments=[grid_sarsa]", "strategies=[fixed_05]", "runs=4", "episodes=1000000"]
+    command = [sys.executable, "scripts/reproduce.py", *outputs(tmp_path), "workers=2"]
+    command += [
+        "experiments=[grid_sarsa]",
+        "strategies=[fixed_05,bmc]",
+        "runs=4",
+        "episodes=1000000",
+    ]
     process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     busy: set[int] = set()

@@ -87,13 +87,15 @@ def test_a_cells_file_says_what_it_is_and_how_it_was_made(tmp_path):
     assert made["strategies"] == [{"label": "bmc", "family": "bmc", "parameters": {"alpha0": 1.0}}]
 
 
-def test_finished_runs_other_configs_and_other_strategies_of_a_name_are_refused(tmp_path):
+def test_finished_runs_other_settings_and_other_strategies_of_a_name_are_refused(tmp_path):
     finish(tmp_path, "bmc", 0, 4)
     with pytest.raises(ResultsError, match="already in"):
         finish(tmp_path, "bmc", 3, 2)
-    with pytest.raises(ResultsError, match="another config"):
+    with pytest.raises(ResultsError, match=r"other settings \(gamma was 0.99, is 1\)"):
         finish(tmp_path, "fixed_01", 0, 4, metadata={**METADATA, "config": {"gamma": 1}})
-    with pytest.raises(ResultsError, match="another config"):
+    with pytest.raises(ResultsError, match=r"other settings \(seed was 3, is 4\)"):
+        finish(tmp_path, "fixed_01", 0, 4, metadata={**METADATA, "seed": 4})
+    with pytest.raises(ResultsError, match=r"strategy.bmc.parameters.alpha0 was not set, is 2.0"):
         finish(tmp_path, "bmc", 4, 4, alpha0=2.0)
     assert len(finished_cells(tmp_path, "grid_sarsa")) == 1
 

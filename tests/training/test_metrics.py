@@ -137,6 +137,43 @@ def test_a_torch_engine_sums_rewards_and_losses_of_each_episode() -> None:
     assert not torch.equal(alpha[:, 0], alpha[:, -1])
 
 
+def test_a_torch_engine_counts_what_it_leaves_out_by_cause() -> None:
+    from bmc_torchrl.envs import SubgoalGridEnv
+    from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
+    from bmc_torchrl.lockstep import TabularLockstep
+
+    engine = TabularLockstep(
+        SubgoalGridEnv(batch_size=[3], max_steps=8),
+        BMCEpsilon(batch_shape=[3]),
+        RunSettings(gamma=0.99, episodes=2),
+        ExpectedSarsaSettings(learning_rate=0.5),
+        compiled=False,
+    )
+    engine.table.fill_(torch.inf)
+    engine.advance(40)
+    assert (engine.diagnostics["skipped/nonfinite"] == engine.train_steps.cumsum(-1)).all()
+    assert (engine.diagnostics["skipped/mask"] == 0).all()
+    assert (engine.diagnostics["posterior/alpha"] == 1).all()
+    counts = engine.strategy.skipped
+    assert counts["nonfinite"].tolist() == [16] * 3
+    # Lanes that have had their episodes go on stepping while tests are run.
+    assert (sum(counts.values()) == engine.time).all()
+
+
+@pytest.mark.parametrize("name", ["EpsilonGreedyDQN, two runs", "TorchRL"])
+def test_the_training_paths_count_returns_that_are_not_finite(name: str, tmp_path: Path) -> None:
+    cfg, learner, *parts = built(*SHORT, *PATHS[name], f"output={tmp_path}", "episodes=2")
+    for parameter in learner.parameters():
+        parameter.data.fill_(torch.nan)
+    train.fit(cfg, learner, *parts)
+    row = EpisodeCSVLogger(tmp_path).rows()[-1]
+    # A fallen cart's last return is its reward, which is finite.
+    fallen = 2 if name.startswith("Epsilon") else 0
+    assert float(row["skipped/nonfinite"]) == float(row["train/frames"]) - fallen
+    assert float(row["skipped/mask"]) == float(row["skipped/foreign"]) == 0
+    assert float(row["posterior/alpha"]) == 1
+
+
 def test_a_job_of_many_episodes_has_at_least_200_rows_and_its_last() -> None:
     for episodes in (1, 7, 200, 399, 400, 401, 500, 2000):
         points = log_points(episodes)

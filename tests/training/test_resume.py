@@ -15,6 +15,7 @@ from interruptions import interrupted
 from jobs import assert_identical, everything, settings, tiny, trained
 
 from bmc_torchrl.analysis.tables import load
+from bmc_torchrl.errors import SettingsError
 from bmc_torchrl.training import AtomicCheckpoint
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
 
@@ -188,7 +189,7 @@ def test_jobs_killed_at_any_moment_resume_exactly(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, *JOBS["tabular"])
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(SettingsError, match="runs was 2, is 3"):
         trained(tmp_path, *JOBS["tabular"], "runs=3", "resume=true")
 
 

@@ -6,6 +6,7 @@ import functools
 import io
 import re
 
+import lightning as L  # noqa: N812
 import pytest
 import torch
 from fake_accelerator import HostSyncs
@@ -283,3 +284,30 @@ def test_a_report_is_a_table_and_says_where_everything_is(tmp_path, capsys) -> N
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert "table.parquet" in printed.replace("\n", "")
     assert "curves.png" in printed.replace("\n", "")
+
+
+def test_the_report_of_one_short_run_says_what_it_is(tmp_path, capsys) -> None:
+    trained(tmp_path, *tiny("grid_sarsa", "runs=1", "episodes=2"))
+    print_job_summary(tmp_path, figure=False)
+    printed = capsys.readouterr().out
+    assert "last 2 episodes" in printed
+    assert "nan" not in printed
+    assert "±" not in printed
+
+
+def test_the_progress_of_a_long_job_fits_80_columns(monkeypatch) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr("bmc_torchrl.training.callbacks.Console", lambda **_: terminal)
+    _, learner, *_ = built(*tiny("grid_sarsa", "runs=400", "episodes=5000", BESIDE))
+    learner.log_of_episodes.measured.fill_(-123456.7)
+    learner.vector_steps = 10
+    progress = EpisodeProgress(["a strategy with a long name", *"bcde"])
+    trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    progress.on_train_start(trainer, learner)
+    learner.log_of_episodes.done.fill_(5000)
+    progress.on_train_end(trainer, learner)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    last = [line for line in re.split("[\r\n]", text) if line][-1]
+    assert last.startswith("10M/10M episodes ━━━━━━ a strate: return -123457 ε 0.4")
+    assert re.search("steps/s [0-9]+:[0-9]{2}$", last.strip())

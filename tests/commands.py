@@ -1,0 +1,114 @@
+"""``bmc`` as a user runs it: in a process of its own, which ends with a status and its words."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bmc_torchrl.experiments.command import main
+
+
+@dataclass
+class Process:
+    """A running ``bmc``, forked from this process: what it imports is there already."""
+
+    pid: int
+    out: Path
+    err: Path
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def running(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def wait(self) -> Ended:
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return Ended(status, self.out.read_text(), self.err.read_text())
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Exit status (−9 for one that was killed), output and errors."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """What was said of errors, without the progress bar."""
+        return [line for line in self.err.splitlines() if line.startswith("bmc")]
+
+
+def started(folder: Path, *arguments: str) -> Process:
+    """Start ``bmc *arguments`` in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = len(list(folder.glob(".said.*")))
+    out, err = (folder / f".said.{number}.{name}" for name in ("out", "err"))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    out.touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of forking with threads: they are idle.
+        pid = os.fork()
+    if pid:
+        return Process(pid, out, err)
+    status = 70
+    try:
+        with out.open("w") as said, err.open("w") as complained:
+            os.dup2(said.fileno(), 1)
+            os.dup2(complained.fileno(), 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            os.chdir(folder)
+            sys.argv = ["bmc", *arguments]
+            warnings.resetwarnings()
+            warnings.simplefilter("ignore")
+            status = main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def bmc(folder: Path, *arguments: str) -> Ended:
+    """Run ``bmc *arguments`` in `folder` to its end."""
+    return started(folder, *arguments).wait()
+
+
+def wait_until(true: Callable[[], bool], process: Process, seconds: float = 120.0) -> None:
+    """Wait until something is `true`, while `process` is running."""
+    deadline = time.monotonic() + seconds
+    while not true() and process.running() and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def here(folder: Path, *arguments: str) -> int:
+    """Run ``bmc *arguments`` in this process: what it compiles, forked ones find done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # Hydra's handlers write to what is standard output now.
+        patch.setattr(logging.root, "handlers", logging.root.handlers[:])
+        patch.setattr(logging.root, "level", logging.root.level)
+        patch.chdir(folder)
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        patch.setattr(sys, "argv", ["bmc", *arguments])
+        try:
+            return main()
+        except SystemExit as end:
+            return int(end.code or 0)
