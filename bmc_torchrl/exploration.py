@@ -15,7 +15,12 @@ from torchrl.data import Composite, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
 
 from bmc_torchrl.actions import ActionLayout
-from bmc_torchrl.functional import categorical_mean, greedy_return, uniform_return
+from bmc_torchrl.functional import (
+    categorical_mean,
+    epsilon_greedy_action,
+    greedy_return,
+    uniform_return,
+)
 from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
 from bmc_torchrl.strategies.base import PADDING_KEYS
 
@@ -129,6 +134,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         self._looked = False
         self._spec: TensorSpec | None = None
         self._layout: ActionLayout | None = None
+        self._num_actions: int | None = None
         if spec is not None:
             self.spec = spec
         if device is not None:
@@ -154,6 +160,9 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 "explore='softmax' needs one action variable, got a multi-action spec."
             )
         self._layout = layout
+        # One index out of so many, all legal: the equation itself will do.
+        simple = not (layout.one_hot or layout.multiple) and self.explore == "uniform"
+        self._num_actions = layout.sizes[0] if simple and self.action_mask_key is None else None
         self._spec = spec if composite else Composite({self.action_key: leaf})
 
     @property
@@ -195,7 +204,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         acting = tensordict
         if isinstance(self.action_key, tuple) and len(self.action_key) > 1:
             acting = tensordict.get(self.action_key[:-1])
-        self._require_own(tensordict, acting.batch_size)
+        if not self._looked:
+            self._require_own(tensordict, acting.batch_size)
         if exploration_type() not in (ExplorationType.RANDOM, None):
             action = tensordict.get(self.action_key, None)
             device = tensordict.device if action is None else action.device
@@ -207,17 +217,26 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         epsilon = self._epsilon(tensordict, acting)
         if action.device != epsilon.device:
             epsilon = self._moved(epsilon, action.device)
+        if self._num_actions is not None and action.dtype == torch.int64:
+            # The numbers of two calls, in one.
+            draws = torch.rand((2, *action.shape), device=action.device)
+            acted = epsilon_greedy_action(action, epsilon, draws, self._num_actions)
+        else:
+            acted = self._explored(tensordict, action, epsilon)
+        tensordict.set(self.action_key, acted)
+        tensordict.set(self.epsilon_key, epsilon)
+        return tensordict.set(self.taken_key, torch.ones_like(epsilon, dtype=torch.bool))
+
+    def _explored(self, tensordict: TensorDictBase, action: Tensor, epsilon: Tensor) -> Tensor:
+        """The action of any layout, replaced with probability ε by a legal one."""
         mask = None if self.action_mask_key is None else self._mask(tensordict, action)
-        coin, random = self._draw(tensordict, action, mask, acting.batch_size)
+        coin, random = self._draw(tensordict, action, mask, epsilon.shape)
         explores = coin < epsilon
         if explores.shape != random.shape:
             explores = expand_as_right(explores, random)
         if mask is not None:
             explores = explores & self._layout_of().has_legal(mask, action)
-        tensordict.set(self.action_key, torch.where(explores, random, action))
-        # A copy: ε may be a view of what the strategy remembers.
-        tensordict.set(self.epsilon_key, epsilon.clone())
-        return tensordict.set(self.taken_key, torch.ones_like(coin, dtype=torch.bool))
+        return torch.where(explores, random, action)
 
     def _require_own(self, tensordict: TensorDictBase, shape: torch.Size) -> None:
         """Refuse to write over an entry that cannot be what this module wrote a step before."""
@@ -280,19 +299,23 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         return value
 
     def _epsilon(self, tensordict: TensorDictBase, acting: TensorDictBase) -> Tensor:
-        epsilon = self.strategy.epsilon(tensordict).to(torch.get_default_dtype())
+        # A copy: ε may be a view of what the strategy remembers.
+        epsilon = self.strategy.epsilon(tensordict).to(torch.get_default_dtype(), copy=True)
         shape = acting.batch_size
+        if epsilon.shape == shape:
+            return epsilon
         if epsilon.shape != shape[: epsilon.ndim]:
             # Agents, with the environments pooled: as in the update, what does not fit the front.
             agents = shape[tensordict.batch_dims :]
             if agents and epsilon.shape == agents:
-                return epsilon.expand(shape)
+                return epsilon.expand(shape).clone()
             raise ValueError(
                 f"ε has one value per run, shape {tuple(epsilon.shape)}, but the action has batch "
                 f"size {tuple(shape)}: build the strategy with batch_shape={list(shape)}, or () to "
                 "share one ε."
             )
-        return epsilon if epsilon.shape == shape else expand_right(epsilon, shape)
+        spread: Tensor = expand_right(epsilon, shape).clone()
+        return spread
 
     def _moved(self, epsilon: Tensor, device: torch.device) -> Tensor:
         """ε on the action's device, if the strategy has nothing that could be there already."""
@@ -324,7 +347,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         """Warn, once, if the update seems to be forgotten: in a worker, too, ε says so."""
         if torch.compiler.is_compiling():
             return
-        self._uses += 1
+        self.__dict__["_uses"] += 1  # A module's own assignment costs ten times as much.
         if self._uses != self.PATIENCE or not self.strategy.needs_update:
             return
         eps = self.eps

@@ -142,7 +142,7 @@ class ReferenceDQN:
 
 def act_of(draws: list[Tensor]) -> Tensor:
     """The coin and the action at the head of `draws`, removed from it: ``[2, runs]``."""
-    return torch.stack([draws.pop(0), draws.pop(0)])
+    return draws.pop(0)
 
 
 def noise_of(domain: str, draws: list[Tensor]) -> Noise:

@@ -16,6 +16,7 @@ from bmc_torchrl.experiments.exits import ends_in_a_line
 
 SECTIONS = (
     "epsilon",
+    "diff",
     "envs",
     "single",
     "dqn",

@@ -46,8 +46,7 @@ def recorded_steps(learner, stream, count: int) -> tuple[list[dict], list[tuple[
             steps.append({"state": int(transition["state"]), "action": int(transition["action"])})
             if len(steps) == count:
                 break
-    uniforms = [draw.item() for draw in draws]
-    return steps, list(zip(uniforms[::2], uniforms[1::2], strict=True))
+    return steps, [tuple(draw.squeeze(-1).tolist()) for draw in draws]
 
 
 @pytest.mark.parametrize("masked", [False, True])
