@@ -39,6 +39,7 @@ ONLY_IN = {
     "gymnasium": ("envs", "training", "experiments", "benchmarks"),
     "hydra": ("experiments", "benchmarks"),
     "lightning": ("training", "experiments", "benchmarks"),
+    "llvmlite": ("lockstep.numba",),
     "matplotlib": ("analysis", "experiments"),
     "numba": ("strategies.compiled", "lockstep.numba", "benchmarks"),
     "numpy": ("envs", "lockstep.numba", "training", "analysis", "experiments", "benchmarks"),
