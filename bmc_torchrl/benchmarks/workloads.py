@@ -43,8 +43,8 @@ def torch_tabular(name: str, runs: int, tests: int) -> TabularLockstep:
 
 
 def torch_dqn(name: str, runs: int, **settings: Any) -> DQNLockstep:
-    """What a GPU runs, on the CPU, beside the engine in numba."""
-    return DQNLockstep(*_parts(name, runs, **settings))
+    """What a GPU runs, on the CPU, beside the engine in numba; in blocks that fit its cache."""
+    return DQNLockstep(*_parts(name, runs, **settings), block=250)
 
 
 def _parts(name: str, runs: int, **settings: Any) -> tuple[Any, ...]:

@@ -19,9 +19,9 @@ from bmc_torchrl.learners.values import QNetwork, q_actor
 from bmc_torchrl.lockstep import DQNDraws, DQNLockstep
 from bmc_torchrl.lockstep.numba.dqn import NumbaDQNEngine, _packed
 from bmc_torchrl.lockstep.numba.formulas import compiled
+from bmc_torchrl.lockstep.numba.kernels import compile_kernels, multiply, transpose
 from bmc_torchrl.lockstep.numba.loops import CURVES
 from bmc_torchrl.lockstep.numba.network import describe, fit, forward, work
-from bmc_torchrl.lockstep.numba.products import compile_products, multiply, transpose
 from bmc_torchrl.strategies import BMCEpsilon
 
 RUN = RunSettings(gamma=0.9, episodes=50, seed=3)
@@ -223,7 +223,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
     if not net.active.size:
         inputs = space.outputs[: net.outputs[1]].reshape(rows, -1)
         inputs[:, :-1] = features.numpy()
-    compile_products()
+    compile_kernels()
     parameters = _packed(network, 1, net)[0].copy()
     forward(net, parameters, space, rows)
     value = space.outputs[net.outputs[-2] :].reshape(rows, -1)[:, :-1]
@@ -256,13 +256,14 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
 
 @compiled
 def product(rows, inner, columns, a, down, along, b, c, c_row, floor):
-    multiply(rows, inner, columns, a.ctypes, down, along, b.ctypes, c.ctypes, c_row, floor)
+    b_row = columns
+    multiply(rows, inner, columns, a.ctypes, down, along, b.ctypes, b_row, c.ctypes, c_row, floor)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 9, 24])
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 7, 8, 12, 16, 25, 100])
 def test_products_and_transposes_are_those_of_numpy(rows, columns):
-    compile_products()
+    compile_kernels()
     inner, random = 13, np.random.default_rng(rows * columns)
     a = random.standard_normal((rows, inner)).astype(np.float32)
     b = random.standard_normal((inner, columns)).astype(np.float32)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bmc_torchrl.envs.lanes import ScalarDomain
-from bmc_torchrl.lockstep.numba import loops, network, products
+from bmc_torchrl.lockstep.numba import kernels, loops, network
 from bmc_torchrl.lockstep.numba.domains import domain_start, domain_step, is_noisy
 from bmc_torchrl.lockstep.numba.formulas import (
     Array,
@@ -38,7 +38,7 @@ from bmc_torchrl.strategies import ScalarRule
 
 __all__ = ["DQNLanes", "DQNRule", "DQNScratch", "dqn_loops_of"]
 
-_SOURCES = (*loops.SOURCES, products.__file__, network.__file__, __file__)
+_SOURCES = (*loops.SOURCES, kernels.__file__, network.__file__, __file__)
 GIVEN = 7
 """Given uniforms of a step before those of its minibatch."""
 
@@ -330,8 +330,9 @@ def distinct_indices(positions: Array, rows: Array) -> None:
         rows[j] = positions[j]
     for draw in range(rows.size - 2, -1, -1):
         removed = positions[draw]
-        for later in range(draw + 1, rows.size):
-            rows[later] += rows[later] >= removed
+        # Over all of them, because loops of one length are vectors.
+        for j in range(rows.size):
+            rows[j] += (rows[j] >= removed) & (j > draw)
 
 
 @compiled
@@ -385,6 +386,6 @@ def dqn_loops_of(
     kind: type[ScalarDomain], rules: tuple[type[ScalarRule], ...]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies."""
-    products.compile_products()
+    kernels.compile_kernels()
     start, advance = compiled_for(kind, rules, (start_lanes, advance_lanes), _SOURCES)
     return start, advance

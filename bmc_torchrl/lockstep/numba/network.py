@@ -19,16 +19,16 @@ from torch import Tensor
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.factored import active_features, one_hot_encoding
 from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, compiled, row_maximum
-from bmc_torchrl.lockstep.numba.products import multiply, transpose
+from bmc_torchrl.lockstep.numba.kernels import BETA1, BETA2, adam, multiply, transpose
 
 __all__ = ["Network", "Work", "describe", "fit", "forward", "work"]
 
 EMBED_BEYOND = 32
 """Multi-hot inputs wider than this are summed rows of the kernel; narrower ones are multiplied."""
 
-BETA1, BETA2 = 0.9, 0.999
-_NEW1, _KEPT2, _NEW2 = np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
-_ADAM_EPSILON = np.float32(1e-7)
+MANY_ACTIONS = 32
+"""From so many actions on, the first epoch's gradient is worth gathering instead of multiplying."""
+
 _ZERO, _NONE = np.float32(0), np.float32(-np.inf)
 
 
@@ -60,7 +60,7 @@ class Work(NamedTuple):
     Attributes:
         states: index of each row's state, ``[rows]``.
         outputs: of the input and of each layer, ``[rows, width + 1]``, each row ending with a 1.
-        slopes: of the loss with respect to each layer's output, ``[batch, width]``.
+        slopes: of the loss with respect to each layer's output, ``[batch, width + 1]``.
         fixed: targets of all outputs, ``[batch, actions + 1]``.
         gradient: of the loss with respect to the parameters.
         turned: a transposed layer.
@@ -98,7 +98,7 @@ def describe(env: BatchedEnv, hidden: Sequence[int], rows: int, batch: int) -> N
         widths=widths,
         starts=_starts((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths)),
         outputs=_starts(rows * width for width in shown),
-        slopes=_starts(batch * width for width in widths[1:]),
+        slopes=_starts(batch * (width + 1) for width in widths[1:]),
         codes=codes.numpy(),
         active=active.numpy(),
     )
@@ -137,24 +137,24 @@ def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> N
         if depth == 0 and network.active.size > 0:
             for row in range(rows):
                 total = output[row * (fan_out + 1) :][:fan_out]
-                sum_rows(network.active[space.states[row]], layer, total, floor)
+                sum_rows(network.active[space.states[row]], layer, total)
+            for j in range(rows * (fan_out + 1)):
+                output[j] = floor if output[j] < floor else output[j]
         else:
             inputs = space.outputs[network.outputs[depth] :]
             multiply(
-                rows, size, fan_out, inputs.ctypes, size, 1, layer.ctypes,
+                rows, size, fan_out, inputs.ctypes, size, 1, layer.ctypes, fan_out,
                 output.ctypes, fan_out + 1, floor,
             )  # fmt: skip
 
 
 @compiled
-def sum_rows(positions: Array, layer: Array, total: Array, floor: Scalar) -> None:
-    """The rows of a layer at `positions`, summed; at least `floor`."""
+def sum_rows(positions: Array, layer: Array, total: Array) -> None:
+    """The rows of a layer at `positions`, summed."""
     for number in range(positions.size):
         row = layer[positions[number] * total.size :]
         for j in range(total.size):
             total[j] = row[j] if number == 0 else total[j] + row[j]
-    for j in range(total.size):
-        total[j] = floor if total[j] < floor else total[j]
 
 
 @compiled
@@ -178,7 +178,7 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
             space.outputs[network.outputs[depth] :],
         )
         lower = space.slopes[network.slopes[depth - 1] :] if depth > 0 else slope
-        sparse = depth > 0 and depth == last and taken.size > 0
+        sparse = depth > 0 and depth == last and taken.size > 0 and fan_out >= MANY_ACTIONS
         if depth > 0:
             transpose(parameters[start:], space.turned, fan_in, fan_out)
         if sparse:
@@ -187,23 +187,24 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
             gradient[:] = 0
             for row in range(rows):
                 scatter_rows(
-                    network.active[space.states[row]], slope[row * fan_out :], gradient, fan_out
+                    network.active[space.states[row]],
+                    slope[row * (fan_out + 1) :],
+                    gradient,
+                    fan_out,
                 )
         else:
             multiply(
-                size, rows, fan_out, inputs.ctypes, 1, size, slope.ctypes,
+                size, rows, fan_out, inputs.ctypes, 1, size, slope.ctypes, fan_out + 1,
                 gradient.ctypes, fan_out, _NONE,
             )  # fmt: skip
             if depth > 0:
                 multiply(
-                    rows, fan_out, fan_in, slope.ctypes, fan_out, 1, space.turned.ctypes,
-                    lower.ctypes, fan_in, _NONE,
+                    rows, fan_out, fan_in, slope.ctypes, fan_out + 1, 1, space.turned.ctypes,
+                    fan_in, lower.ctypes, size, _NONE,
                 )  # fmt: skip
         if depth > 0:
-            for row in range(rows):
-                for j in range(fan_in):
-                    if not inputs[row * size + j] > 0:
-                        lower[row * fan_in + j] = _ZERO
+            for j in range(rows * size):
+                lower[j] = lower[j] if inputs[j] > 0 else _ZERO
 
 
 @compiled
@@ -221,9 +222,9 @@ def from_taken(
     gradient[:] = 0
     for row in range(taken.size):
         action = taken[row]
-        own = slope[row * fan_out + action]
+        own = slope[row * (fan_out + 1) + action]
         kernel, seen = turned[action * fan_in :], inputs[row * (fan_in + 1) :]
-        into = lower[row * fan_in :]
+        into = lower[row * (fan_in + 1) :]
         for j in range(fan_in):
             into[j] = own * kernel[j]
         for j in range(fan_in + 1):
@@ -237,16 +238,6 @@ def scatter_rows(positions: Array, slope: Array, gradient: Array, fan_out: int) 
         into = gradient[position * fan_out :]
         for j in range(fan_out):
             into[j] += slope[j]
-
-
-@compiled
-def adam(parameters: Array, mean: Array, square: Array, gradient: Array, rate: Scalar) -> None:
-    """``flat_network.adam``."""
-    for j in range(parameters.size):
-        slope = gradient[j]
-        mean[j] += _NEW1 * (slope - mean[j])
-        square[j] = _KEPT2 * square[j] + _NEW2 * slope * slope
-        parameters[j] -= rate * mean[j] / (np.sqrt(square[j]) + _ADAM_EPSILON)
 
 
 @compiled
@@ -302,10 +293,8 @@ def fit(
     for epoch in range(epochs):
         if epoch > 0:
             forward(network, parameters, space, batch)
-        for row in range(batch):
-            for j in range(actions):
-                difference = value[row * width + j] - fixed[row * width + j]
-                slope[row * actions + j] = scale * difference
+        for j in range(batch * width):
+            slope[j] = scale * (value[j] - fixed[j])
         backward(network, parameters, space, batch, taken if epoch == 0 else taken[:0])
         if penalty > 0:
             for depth in range(len(network.widths) - 1):
@@ -314,5 +303,8 @@ def fit(
                     space.gradient[j] += penalty * parameters[j]
         step = first_step + epoch
         rate = learning_rate * math.sqrt(1 - BETA2**step) / (1 - BETA1**step)
-        adam(parameters, mean, square, space.gradient, np.float32(rate))
+        adam(
+            parameters.size, parameters.ctypes, mean.ctypes, square.ctypes,
+            space.gradient.ctypes, np.float32(rate),
+        )  # fmt: skip
     return loss / (batch * actions)

@@ -1,8 +1,12 @@
-"""Products of small float32 matrices for compiled loops, as LLVM's vectors.
+"""What a network's loops spend their time on: products of small float32 matrices, and Adam.
 
-A tile of the result stays in registers while it is summed. Matrices of 12 to 100 columns are
-multiplied one and a half to three times as fast as by a BLAS call, which checks, copies and may
-start threads. LLVM turns the vectors into whatever the processor has. Matrices are flat arrays.
+Products are LLVM's vectors: a tile of the result stays in registers while it is summed. Matrices of
+12 to 100 columns are multiplied one and a half to three times as fast as by a BLAS call, which
+checks, copies and may start threads. LLVM turns the vectors into whatever the processor has.
+
+:data:`multiply` and :data:`adam` are for compiled code only, after :func:`compile_kernels`. They
+are compiled by themselves and called by address: every function that calls them would otherwise be
+compiled with them, and Adam not as vectors. Arrays are flat and given as their ``ctypes``.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
@@ -19,34 +24,61 @@ from numba.extending import intrinsic
 from bmc_torchrl.lockstep.numba.formulas import Array, compiled
 from bmc_torchrl.strategies.compiled import OPTIONS
 
-__all__ = ["compile_products", "multiply", "transpose"]
+__all__ = ["BETA1", "BETA2", "adam", "compile_kernels", "multiply", "transpose"]
 
 _FLOAT, _INDEX = ir.FloatType(), ir.IntType(64)
-_MATRIX = types.CPointer(types.float32)
-_SIGNATURE = types.void(
-    *[types.int64] * 3, _MATRIX, *[types.int64] * 2, _MATRIX, _MATRIX, types.int64, types.float32
-)
-_SYMBOL = "bmc_torchrl_multiply"
+_ARRAY = types.CPointer(types.float32)
 _FUSED = ("contract",)
 _BLOCK = 8
 
-multiply = types.ExternalFunction(_SYMBOL, _SIGNATURE)
-"""``c[i, j] = max(Σ a[i, k] b[k, j], floor)``, each sum in the order of k; NaN stays NaN.
+BETA1, BETA2 = 0.9, 0.999
+_NEW1, _KEPT2, _NEW2 = np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
+_ZERO, _ADAM_EPSILON, _TINY = np.float32(0), np.float32(1e-7), np.float32(1e-30)
 
-A function for compiled code only, after :func:`compile_products`: it is compiled by itself, or
-every function that calls it would be compiled with it.
+multiply = types.ExternalFunction(
+    "bmc_torchrl_multiply",
+    types.void(
+        *[types.int64] * 3,
+        _ARRAY,
+        *[types.int64] * 2,
+        _ARRAY,
+        types.int64,
+        _ARRAY,
+        types.int64,
+        types.float32,
+    ),
+)
+"""``c[i, j] = max(Σ a[i, k] b[k, j], floor)``, each sum in the order of k; NaN stays NaN.
 
 Args:
     rows (int): of `a` and `c`.
     inner (int): columns of `a`, rows of `b`; at least one.
     columns (int): of `b` and `c`.
-    a (float32 array's ``ctypes``): entry (i, k) at ``i · down + k · along``: a transpose, too.
+    a (float32 array): entry (i, k) at ``i · down + k · along``: a transpose, too.
     down (int): see `a`.
     along (int): see `a`.
-    b (float32 array's ``ctypes``): its rows follow one another.
-    c (float32 array's ``ctypes``): overwritten; row i begins at ``i · c_row``.
+    b (float32 array): row k begins at ``k · b_row``.
+    b_row (int): see `b`.
+    c (float32 array): overwritten; row i begins at ``i · c_row``.
     c_row (int): see `c`.
     floor (float32): 0 for a ReLU, minus infinity for none.
+"""
+
+adam = types.ExternalFunction(
+    "bmc_torchrl_adam", types.void(types.int64, _ARRAY, _ARRAY, _ARRAY, _ARRAY, types.float32)
+)
+"""``flat_network.adam``, but that moments below `_TINY` become 0.
+
+They decay where a unit or state is not used any more, and would end as subnormal numbers, which a
+processor takes a hundred times as long to multiply. No parameter is changed by it.
+
+Args:
+    size (int): of the arrays.
+    parameters (float32 array): changed, as are the moments.
+    mean (float32 array): first moments.
+    square (float32 array): second moments.
+    gradient (float32 array): of the loss.
+    rate (float32): η times the bias correction.
 """
 
 
@@ -144,16 +176,16 @@ def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
 
     @compiled
     def strip(
-        rows: int, inner: int, columns: int, a: Any, down: int, along: int,
-        b: Any, c: Any, c_row: int, floor: float, j: int,
+        rows: int, inner: int, a: Any, down: int, along: int,
+        b: Any, b_row: int, c: Any, c_row: int, floor: float, j: int,
     ) -> None:  # fmt: skip
         i = 0
         while rows >= high and i < rows:
             i = min(i, rows - high)
-            many(inner, a, i * down, down, along, b, j, columns, c, i * c_row + j, c_row, floor)
+            many(inner, a, i * down, down, along, b, j, b_row, c, i * c_row + j, c_row, floor)
             i += high
         for k in range(i, rows):
-            one(inner, a, k * down, down, along, b, j, columns, c, k * c_row + j, c_row, floor)
+            one(inner, a, k * down, down, along, b, j, b_row, c, k * c_row + j, c_row, floor)
 
     return strip
 
@@ -164,34 +196,47 @@ _half, _quarter, _single = _strip(8, 1, 4), _strip(8, 1, 2), _strip(8, 1, 1)
 
 def _multiply(
     rows: int, inner: int, columns: int, a: Any, down: int, along: int,
-    b: Any, c: Any, c_row: int, floor: float,
+    b: Any, b_row: int, c: Any, c_row: int, floor: float,
 ) -> None:  # fmt: skip
     j = 0
     while columns >= 16 and j + 8 < columns:
         j = min(j, columns - 16)
-        _wide(rows, inner, columns, a, down, along, b, c, c_row, floor, j)
+        _wide(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
         j += 16
     while columns >= 8 and j < columns:
         j = min(j, columns - 8)
-        _narrow(rows, inner, columns, a, down, along, b, c, c_row, floor, j)
+        _narrow(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
         j += 8
     while columns >= 4 and j < columns:
         j = min(j, columns - 4)
-        _half(rows, inner, columns, a, down, along, b, c, c_row, floor, j)
+        _half(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
         j += 4
     while columns >= 2 and j < columns:
         j = min(j, columns - 2)
-        _quarter(rows, inner, columns, a, down, along, b, c, c_row, floor, j)
+        _quarter(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
         j += 2
     if j < columns:
-        _single(rows, inner, columns, a, down, along, b, c, c_row, floor, j)
+        _single(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
+
+
+def _adam(size: int, parameters: Any, mean: Any, square: Any, gradient: Any, rate: Any) -> None:
+    for j in range(size):
+        slope = gradient[j]
+        first = mean[j] + _NEW1 * (slope - mean[j])
+        second = _KEPT2 * square[j] + _NEW2 * slope * slope
+        first = _ZERO if abs(first) < _TINY else first
+        second = _ZERO if second < _TINY else second
+        mean[j] = first
+        square[j] = second
+        parameters[j] = parameters[j] - rate * first / (np.sqrt(second) + _ADAM_EPSILON)
 
 
 @functools.cache
-def compile_products() -> None:
-    """Make :data:`multiply` known to what is compiled from now on; kept on disk."""
-    function = numba.cfunc(_SIGNATURE, cache=True, **OPTIONS)(_multiply)
-    binding.add_symbol(_SYMBOL, function.address)
+def compile_kernels() -> None:
+    """Make :data:`multiply` and :data:`adam` known to what is compiled from now on; cached."""
+    for kernel, function in ((multiply, _multiply), (adam, _adam)):
+        made = numba.cfunc(kernel.sig, cache=True, **OPTIONS)(function)
+        binding.add_symbol(kernel.symbol, made.address)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
