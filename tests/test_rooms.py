@@ -40,7 +40,6 @@ ONLY_IN = {
     "hydra": ("experiments", "benchmarks"),
     "llvmlite": ("lockstep.numba",),
     "lightning": ("training", "experiments", "benchmarks"),
-    "llvmlite": ("lockstep.numba",),
     "matplotlib": ("analysis", "experiments"),
     "numba": ("strategies.compiled", "lockstep.numba", "benchmarks"),
     "numpy": ("envs", "lockstep.numba", "training", "analysis", "experiments", "benchmarks"),

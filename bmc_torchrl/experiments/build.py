@@ -62,7 +62,8 @@ def settings_of(cfg: DictConfig, entries: Sequence[Any]) -> DictConfig:
     if any(other != first for other in others):
         raise SettingsError(
             f"strategies: {' and '.join(wanted)} run with other settings "
-            f"({plain(cfg.by_family)}), as in the published data: train them in jobs of their own, or set by_family={} for none."
+            f"({plain(cfg.by_family)}), as in the published data: train them in jobs of their own, "
+            "or set by_family={} for none."
         )
     return cast(DictConfig, OmegaConf.merge(cfg, first))
 
