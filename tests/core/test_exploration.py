@@ -194,6 +194,12 @@ def test_vmap_reaches_a_tensordict_that_has_been_acted_on():
     assert (acted["epsilon"] == 0.25).all()
 
 
+def test_on_a_device_what_was_acted_on_is_acted_on_again():
+    explore = exploring(BMCEpsilon()).to("meta")
+    td = observed(RUNS).set("epsilon", torch.full(RUNS, 0.5)).to("meta")
+    assert explore(td)["epsilon"].shape == RUNS
+
+
 @pytest.mark.parametrize("use", [lambda m: m.step(10), lambda m: m(observed(RUNS))])
 def test_long_use_without_updates_warns_once(use):
     explore = AdaptiveEGreedyModule(action_spec(False))
