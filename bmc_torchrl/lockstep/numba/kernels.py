@@ -124,6 +124,7 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
         inner, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor = given
         vector = _Vectors(builder, lanes)
         a, b, c = builder.gep(a, [at_a]), builder.gep(b, [at_b]), builder.gep(c, [at_c])
+        lines = [builder.gep(a, [vector.times(down, row)]) for row in range(rows)]
         cells = [(row, column) for row in range(rows) for column in range(vectors)]
         before, loop = builder.block, builder.append_basic_block("inner")
         builder.branch(loop)
@@ -133,8 +134,7 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
         right = [vector.load(b, builder.add(to_b, _index(v * lanes))) for v in range(vectors)]
         added = {}
         for row in range(rows):
-            entry = builder.gep(a, [builder.add(to_a, vector.times(down, row))])
-            left = vector.splat(builder.load(entry, align=4))
+            left = vector.splat(builder.load(builder.gep(lines[row], [to_a]), align=4))
             for v in range(vectors):
                 product = builder.fmul(left, right[v], flags=_FUSED)
                 added[row, v] = builder.fadd(sums[row, v], product, flags=_FUSED)

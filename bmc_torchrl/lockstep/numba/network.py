@@ -280,7 +280,7 @@ def fit(
     value, width = space.outputs[network.outputs[-2] :], actions + 1
     slope, fixed = space.slopes[network.slopes[-2] :], space.fixed
     scale, penalty = np.float32(2 / (actions * batch)), np.float32(2 * l2)
-    loss = 0.0
+    loss, decayed1, decayed2 = 0.0, BETA1**first_step, BETA2**first_step
     for j in range(batch * width):
         fixed[j] = value[j]
     for row in range(batch):
@@ -301,8 +301,8 @@ def fit(
                 stop = network.starts[depth + 1] - network.widths[depth + 1]
                 for j in range(network.starts[depth], stop):
                     space.gradient[j] += penalty * parameters[j]
-        step = first_step + epoch
-        rate = learning_rate * math.sqrt(1 - BETA2**step) / (1 - BETA1**step)
+        rate = learning_rate * math.sqrt(1 - decayed2) / (1 - decayed1)
+        decayed1, decayed2 = decayed1 * BETA1, decayed2 * BETA2
         adam(
             parameters.size, parameters.ctypes, mean.ctypes, square.ctypes,
             space.gradient.ctypes, np.float32(rate),
