@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 from bmc_torchrl.signals import Interrupted, StopSignals
 
@@ -54,4 +56,12 @@ def main() -> int:
         print(f"bmc {asked} needs {error.name}: {INSTALL}", file=sys.stderr)
         return 1
     sys.argv = [f"bmc {asked}", *sys.argv[2:]]
+    _be_started_as(COMMANDS[asked][0])
     return command() or 0
+
+
+def _be_started_as(module: str) -> None:
+    """Let whoever starts this process again, as Lightning does for each rank, start `module`."""
+    started = sys.modules["__main__"]
+    if Path(getattr(started, "__file__", None) or "").name in ("bmc", "__main__.py"):
+        started.__spec__ = importlib.util.find_spec(module)

@@ -185,3 +185,7 @@ def _is_whole(table: Path) -> bool:
     except ResultsError:
         return False
     return True
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import types
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +18,9 @@ import pandas as pd
 import pytest
 from commands import here
 from hydra import compose, initialize_config_dir
+from lightning.fabric.strategies.launchers import subprocess_script
 
+from bmc_torchrl.experiments import command
 from bmc_torchrl.experiments.command import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +62,19 @@ def test_a_command_gets_the_arguments_after_its_name(bmc, tmp_path: Path) -> Non
     status, _, errors = bmc("compare", str(tmp_path), "nowhere.xlsx")
     assert status == 2
     assert errors.startswith("bmc compare: ")
+
+
+@pytest.mark.parametrize("file", ["/usr/bin/bmc", "/somewhere/bmc_torchrl/__main__.py"])
+def test_lightning_starts_further_ranks_as_the_command(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = types.ModuleType("__main__")
+    started.__file__ = file
+    monkeypatch.setitem(sys.modules, "__main__", started)
+    monkeypatch.setattr(sys, "argv", ["bmc train", "runs=2"])
+    command._be_started_as(COMMANDS["train"][0])
+    again = subprocess_script._basic_subprocess_cmd()
+    assert again == [sys.executable, "-m", "bmc_torchrl.experiments.train", "runs=2"]
 
 
 def test_without_the_extra_a_command_says_how_to_install_it(
