@@ -70,7 +70,8 @@ TESTS = {
     "strategies/scalar": f"{WALKS} lockstep/test_kernels lockstep/test_new_strategy",
     "strategies/schedules": f"strategies/test_schedules {STRATEGY} lockstep/test_kernels",
     "strategies/stacked": f"{STRATEGY} strategies/test_named_time",
-    "strategies/vdbe": f"strategies/test_walks {STRATEGY} lockstep/test_kernels",
+    "strategies/vdbe": f"strategies/test_walks strategies/test_schedules {STRATEGY} "
+    "lockstep/test_kernels",
     "strategies/walks": f"{WALKS} core/test_compiled_exploration",
     "envs/base": ENVS,
     "envs/cart_pole": f"envs/test_env_cart_pole {ENVS} lockstep/test_kernels",
