@@ -105,6 +105,8 @@ def here(folder: Path, *arguments: str) -> int:
         # Hydra's handlers write to what is standard output now.
         patch.setattr(logging.root, "handlers", logging.root.handlers[:])
         patch.setattr(logging.root, "level", logging.root.level)
+        # Its configuration closes every handler there is, and absl's closes pytest's own stream.
+        patch.setattr(logging, "_handlerList", [])
         patch.chdir(folder)
         patch.setenv("HYDRA_FULL_ERROR", "1")
         patch.setattr(sys, "argv", ["bmc", *arguments])

@@ -63,5 +63,6 @@ def main() -> int:
 def _be_started_as(module: str) -> None:
     """Let whoever starts this process again, as Lightning does for each rank, start `module`."""
     started = sys.modules["__main__"]
-    if Path(getattr(started, "__file__", None) or "").name in ("bmc", "__main__.py"):
+    file = Path(getattr(started, "__file__", None) or "")
+    if file.name == "bmc" or file.parts[-2:] == ("bmc_torchrl", "__main__.py"):
         started.__spec__ = importlib.util.find_spec(module)

@@ -107,7 +107,8 @@ class EpsilonGreedyDQN(RecordedLearner):
 
     Examples:
         >>> import gymnasium
-        >>>         >>> network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+        >>> import lightning as L
+        >>> network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
         >>> module = EpsilonGreedyDQN(lambda: gymnasium.make("CartPole-v1"), network, BMCEpsilon())
         >>> trainer = L.Trainer(max_steps=10, logger=False, enable_checkpointing=False,
         ...                     enable_progress_bar=False, enable_model_summary=False)

@@ -15,6 +15,7 @@ from bmc_torchrl.analysis.statistics import iqm_interval
 from bmc_torchrl.analysis.study_summary import ALL_TASKS, study_figure, study_scores, study_summary
 from bmc_torchrl.analysis.tables import load, tidy
 from bmc_torchrl.analysis.titles import Strategies
+from bmc_torchrl.errors import ResultsError
 from bmc_torchrl.experiments import study
 
 EPISODES = 20
@@ -115,7 +116,7 @@ def test_a_task_is_one_job_of_all_strategies_whose_results_are_published(tmp_pat
     )
     assert known == f"return {table['return'].mean():.2f} on average"
     assert study.finished(chosen, "cliff_sarsa")
-    with pytest.raises(SystemExit, match=r"made with other \['seed'\]; move it away"):
+    with pytest.raises(ResultsError, match=r"made with other \['seed'\]; move it away"):
         study.finished({**chosen, "seed": 1}, "cliff_sarsa")
     assert study.publish(chosen) == ["cliff_sarsa"]
     assert len(pd.read_csv(tmp_path / "results/summary.csv")) == 5

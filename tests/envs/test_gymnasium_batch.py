@@ -310,9 +310,9 @@ def test_the_command_refuses_a_bad_name_in_a_line(tmp_path) -> None:
     chosen = [*tiny("cartpole_dqn"), "domain.env.make.name=CartPool-v1"]
     command = [sys.executable, ROOT / "scripts/train.py", *chosen]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("These settings cannot be run. Gymnasium cannot make 'CartPool-v1'")
+    assert line.startswith("bmc train: Gymnasium cannot make 'CartPool-v1'")
     assert line.endswith(INSTALL)
     assert list(tmp_path.iterdir()) == []
 

@@ -8,7 +8,7 @@ import torch
 from kernel_cases import DOMAINS, LEARNERS, RUNS, SMALL_NETWORK, double, strategies
 from tensordict import TensorDict
 
-from bmc_torchrl import functional
+from bmc_torchrl import LinearEpsilon, functional
 from bmc_torchrl.envs import (
     CartPole,
     SubgoalGrid,
@@ -158,6 +158,9 @@ def test_trajectories_equal_those_of_the_tensor_functions(name, before, physics_
     learned = build()
     engine.write_strategy(learned)
     for key, value in strategy.state_dict().items():
+        _, place, name = key.split(".", 2)
+        if name == "frames" and not isinstance(strategy.strategies[int(place)], LinearEpsilon):
+            continue  # Counted for a warning of the module's alone.
         torch.testing.assert_close(learned.state_dict()[key], value, rtol=1e-4, atol=1e-6)
 
 

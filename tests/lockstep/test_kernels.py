@@ -148,7 +148,7 @@ def test_bmc_kernel_is_bmc_step(random):
     parameters, learn = np.array([0.3, 2.0, 500.0, 20.0]), compiled_rule(BMCRule.learn)
     for row, (q, u) in zip(memory, rows(greedy, uniform), strict=True):
         learn(parameters, row, row, 0, q, u, 0.0)
-    expected = [after.alpha / (after.alpha + after.beta), *after, ratio, ~learns]
+    expected = [after.alpha / (after.alpha + after.beta), *after, 9 + ratio, ~learns]
     np.testing.assert_allclose(memory, torch.stack(expected, -1).numpy(), rtol=1e-12)
     assert memory[:, -1].sum() == 50
 

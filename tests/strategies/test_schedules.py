@@ -164,7 +164,7 @@ def test_engines_of_rules_say_what_they_skipped_and_that_they_mask_nothing():
         "posterior/beta": 3.0,
         "posterior/return_variance": 4.0,
         "posterior/strength": 4.0,
-        "posterior/log_evidence_ratio": -0.5,
+        "posterior/log_evidence": -0.5,
         "skipped/mask": 0.0,
         "skipped/foreign": 0.0,
         "skipped/nonfinite": 4.0,
