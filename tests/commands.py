@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -11,29 +13,42 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bmc_torchrl.experiments.command import main
 
+# Children of a server that has imported what ``bmc`` needs and runs no threads: a fork of a process
+# that does, as pytest's does after a few hundred tests, may wait for ever.
+_SERVED = multiprocessing.get_context("forkserver")
+_SERVED.set_forkserver_preload(
+    [f"bmc_torchrl.experiments.{name}" for name in ("train", "reproduce", "study", "sensitivity")]
+)
+
 
 @dataclass
 class Process:
-    """A running ``bmc``, forked from this process: what it imports is there already."""
+    """A running ``bmc``."""
 
-    pid: int
+    child: Any
     out: Path
     err: Path
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
     def running(self) -> bool:
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return self.child.is_alive()
 
     def wait(self) -> Ended:
-        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return Ended(status, self.out.read_text(), self.err.read_text())
+        self.child.join(300)
+        assert not self.running(), f"{self.err.read_text()}\nbmc has not ended after 300 s"
+        return Ended(self.child.exitcode, self.out.read_text(), self.err.read_text())
 
 
 @dataclass(frozen=True)
@@ -50,19 +65,27 @@ class Ended:
         return [line for line in self.err.splitlines() if line.startswith("bmc")]
 
 
-def started(folder: Path, *arguments: str) -> Process:
-    """Start ``bmc *arguments`` in `folder`."""
+def started(folder: Path, *arguments: str, largest_file: int | None = None) -> Process:
+    """Start ``bmc *arguments`` in `folder`, where no file may be larger than so many bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     number = len(list(folder.glob(".said.*")))
     out, err = (folder / f".said.{number}.{name}" for name in ("out", "err"))
-    sys.stdout.flush()
-    sys.stderr.flush()
     out.touch()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of forking with threads: they are idle.
-        pid = os.fork()
-    if pid:
-        return Process(pid, out, err)
+    given = (folder, out, err, arguments, largest_file, dict(os.environ))
+    child = _SERVED.Process(target=_run, args=given)
+    child.start()
+    return Process(child, out, err)
+
+
+def _run(
+    folder: Path,
+    out: Path,
+    err: Path,
+    arguments: tuple[str, ...],
+    largest_file: int | None,
+    environment: dict[str, str],
+) -> None:
+    os.environ.update(environment)
     status = 70
     try:
         with out.open("w") as said, err.open("w") as complained:
@@ -73,6 +96,9 @@ def started(folder: Path, *arguments: str) -> Process:
             sys.argv = ["bmc", *arguments]
             warnings.resetwarnings()
             warnings.simplefilter("ignore")
+            if largest_file is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
             status = main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1

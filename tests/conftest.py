@@ -1,5 +1,8 @@
+import importlib
+import logging
 import os
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,12 @@ with warnings.catch_warnings():
     import torchrl.collectors  # noqa: F401
 
 torch.set_num_threads(1)
+
+# What configures logging closes the handlers there are, and absl's (bsuite imports it) would close
+# the stream that pytest captures with.
+absl_logging = importlib.import_module("absl.logging") if find_spec("absl") else None
+if absl_logging is not None:
+    absl_logging.PythonHandler.close = logging.Handler.close
 
 
 def pytest_addoption(parser):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -244,14 +243,7 @@ def more_rows(folder: Path, new: int = 2) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_full_disk_is_a_line_and_leaves_no_temporary_file(name: str, tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
-    try:
-        process = started(tmp_path, *ENGINES[name])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
+    process = started(tmp_path, *ENGINES[name], largest_file=5000)
     ended = process.wait()
     assert ended.status == 1
     assert len(ended.lines) == 1
