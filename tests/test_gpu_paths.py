@@ -5,6 +5,9 @@ docs/gpu.md says what this proves and what it does not.
 """
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -184,6 +187,17 @@ LEARNING = {
 }
 
 
+@pytest.mark.slow
+def test_learning_steps_can_be_captured_in_a_process_of_their_own():
+    """Autograd knows the devices that were there at its first backward pass, and no later ones."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "a_learning_step", __file__]
+    done = subprocess.run(
+        command, env={**os.environ, "BMC_FRESH": "1"}, capture_output=True, text=True, check=False
+    )
+    assert f"{2 * len(LEARNING)} passed" in done.stdout, done.stdout
+
+
+@pytest.mark.skipif("BMC_FRESH" not in os.environ, reason="runs in a process of its own")
 @pytest.mark.parametrize("runs", [None, 4])
 @pytest.mark.parametrize("options", list(LEARNING.values()), ids=list(LEARNING))
 def test_a_learning_step_can_be_captured(runs, options):

@@ -15,6 +15,7 @@ from jobs import ROOT, built, tiny, train, trained
 from lightning.pytorch.callbacks import Callback
 
 from bmc_torchrl.analysis.tables import load
+from bmc_torchrl.errors import SettingsError
 
 ONE_RUN = tiny(
     "grid_dqn",
@@ -118,7 +119,7 @@ def test_a_distributed_job_resumes_every_rank_exactly(tmp_path: Path, own_poster
             assert torch.equal(weight, expected)
     alone = [override for override in ONE_RUN if override != "trainer=ddp"]
     cfg, *job = built(*alone, f"output={tmp_path}", "resume=true")
-    with pytest.raises(RuntimeError, match="checkpoint is of 2 ranks and this run has 1"):
+    with pytest.raises(SettingsError, match=r"trainer.lightning.devices was 2, is 1"):
         train.fit(cfg, *job)
 
 
@@ -150,7 +151,9 @@ def test_the_command_trains_on_two_processes(tmp_path: Path) -> None:
 def test_many_jobs_are_run_by_a_launcher(launcher: str, tmp_path: Path) -> None:
     job = tiny("grid_sarsa", "episodes=1", "seed=0,1", "figure=false", "output=many")
     command(tmp_path, "--multirun", *job, f"hydra/launcher={launcher}")
-    tables = [load(tmp_path / f"many/{number}/table.parquet") for number in (0, 1)]
+    made = sorted((tmp_path / "many").glob("*/table.parquet"))
+    assert ["seed=0" in str(path) for path in made] == [True, False]
+    tables = [load(path) for path in made]
     assert [len(table) for table in tables] == [2, 2]
     assert not tables[0]["epsilon"].equals(tables[1]["epsilon"])
     assert not (tmp_path / "many/table.parquet").exists()
