@@ -188,7 +188,7 @@ def test_no_test_is_perfect_before_there_are_enough() -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_the_host_never_waits_for_the_device_within_a_chunk(experiment: str) -> None:
-    _, learner, stream, evaluation = built(*tiny(experiment), "strategies=[bmc,vdbe_005,power_05]")
+    _, learner, stream, evaluation = built(*tiny(experiment), "strategies=[bmc,vdbe_005,geom_09]")
     evaluation[0].on_fit_start(None, learner)
     stream._start()
     steps = stream._chunk()
