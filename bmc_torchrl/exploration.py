@@ -246,7 +246,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if epsilon is None:
             return
         own = _is(epsilon, shape) and epsilon.is_floating_point()
-        if own and not torch.compiler.is_compiling() and not self._looked:
+        if own and not torch.compiler.is_compiling():
             self._looked, own = True, _may_be_probabilities(epsilon)
         if not own:
             raise ValueError(_NOT_OURS.format(self.epsilon_key, "ε", "epsilon"))

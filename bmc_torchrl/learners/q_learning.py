@@ -187,9 +187,7 @@ class QLearning(Learning):
             epsilon = None
         elif epsilon is not None:
             epsilon = epsilon.reshape(-1, 1) if self.ring.runs is not None else epsilon
-        following: Tensor = self.target_network(batch.after)
-        if following.dtype != torch.float32:
-            following = following.float()
+        following = self.target_network(batch.after).float()
         value = next_value(following, online=online, epsilon=epsilon, mask=batch.mask)
         ended = batch.terminated if self.mask_terminated else None
         return bootstrapped_return(batch.reward, value, batch.discount, ended)

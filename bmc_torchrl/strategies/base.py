@@ -19,6 +19,8 @@ __all__ = [
     "gather_state",
     "has_time",
     "per_run_buffer",
+    "skipped_by_rule",
+    "skipped_metrics",
     "state_index",
     "time_major",
 ]
@@ -401,6 +403,33 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     def extra_repr(self) -> str:
         """ε and the batch shape, beside what the subclass adds."""
         return f"eps={shown(self.eps)}, batch_shape={tuple(self.batch_shape)}"
+
+
+def skipped_metrics(mask: Tensor, foreign: Tensor, nonfinite: Tensor) -> dict[str, Tensor]:
+    """How many frames were left out, by the metric of each cause in ``SKIPPED``.
+
+    Args:
+        mask (Tensor): ``[*batch]``.
+        foreign (Tensor): ``[*batch]``.
+        nonfinite (Tensor): ``[*batch]``.
+
+    Returns:
+        ``[*batch]`` each.
+    """
+    counts = (mask, foreign, nonfinite)
+    return {f"skipped/{cause}": count for cause, count in zip(SKIPPED, counts, strict=True)}
+
+
+def skipped_by_rule(nonfinite: Tensor) -> dict[str, Tensor]:
+    """:func:`skipped_metrics` of engines of rules, which mask nothing and meet no other policy.
+
+    Args:
+        nonfinite (Tensor): ``[*batch]``.
+
+    Returns:
+        ``[*batch]`` each.
+    """
+    return skipped_metrics(nonfinite * 0, nonfinite * 0, nonfinite)
 
 
 def has_time(transition: TensorDictBase) -> bool:

@@ -28,6 +28,8 @@ from bmc_torchrl.strategies.base import (
     gather_state,
     has_time,
     per_run_buffer,
+    skipped_by_rule,
+    skipped_metrics,
 )
 from bmc_torchrl.strategies.scalar import (
     NoScalarFormError,
@@ -400,8 +402,8 @@ class BMCEpsilon(EpsilonStrategy):
         alpha, beta, variance = self.alpha, self.beta, self.return_variance
         if self.num_states is not None:
             alpha, beta, variance = alpha.mean(-1), beta.mean(-1), variance.mean(-1)
-        causes = (self.skipped[cause].double() for cause in SKIPPED)
-        return _named(alpha, beta, variance, self.log_evidence, *causes)
+        causes = skipped_metrics(*(count.double() for count in self.skipped.values()))
+        return _named(alpha, beta, variance, self.log_evidence) | causes
 
     def scalars(self) -> ScalarForm:
         """Prior and posterior; online, with one Student-t posterior per run."""
@@ -440,10 +442,8 @@ class BMCEpsilon(EpsilonStrategy):
             ``[*batch]`` each.
         """
         _, alpha, beta, count, mean, m2, evidence, nonfinite, *_ = memory.unbind(-1)
-        # An engine of rules masks nothing and meets no other policy's frames.
-        none = nonfinite * 0
         variance = Moments(count, mean, m2).variance
-        return _named(alpha, beta, variance, evidence, none, none, nonfinite)
+        return _named(alpha, beta, variance, evidence) | skipped_by_rule(nonfinite)
 
     def _posterior(self) -> BMCPosterior:
         alpha, beta = self.alpha, self.beta
@@ -640,16 +640,13 @@ class BMCEpsilon(EpsilonStrategy):
         return f"{super().extra_repr()}, {posterior}{states}{offline}"
 
 
-def _named(
-    alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor, *skipped: Tensor
-) -> dict[str, Tensor]:
+def _named(alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor) -> dict[str, Tensor]:
     return {
         "posterior/alpha": alpha,
         "posterior/beta": beta,
         "posterior/return_variance": variance,
         "posterior/strength": alpha + beta,
         "posterior/log_evidence": evidence,
-        **{f"skipped/{cause}": count for cause, count in zip(SKIPPED, skipped, strict=True)},
     }
 
 

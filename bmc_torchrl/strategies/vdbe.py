@@ -16,6 +16,8 @@ from bmc_torchrl.strategies.base import (
     EpsilonStrategy,
     gather_state,
     per_run_buffer,
+    skipped_by_rule,
+    skipped_metrics,
 )
 from bmc_torchrl.strategies.scalar import Number, Row, ScalarForm, ScalarRule
 from bmc_torchrl.strategies.walks import can_walk, vdbe_walk
@@ -162,7 +164,7 @@ class VDBEEpsilon(EpsilonStrategy):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """What was skipped."""
-        return {f"skipped/{cause}": count.double() for cause, count in self.skipped.items()}
+        return skipped_metrics(*(count.double() for count in self.skipped.values()))
 
     def scalars(self) -> ScalarForm:
         """σ and δ, ε of each state, and how many changes were not finite."""
@@ -189,10 +191,7 @@ class VDBEEpsilon(EpsilonStrategy):
         Returns:
             ``[*batch]`` each.
         """
-        nonfinite = memory[..., 0]
-        # An engine of rules masks nothing and meets no other policy's frames.
-        counts = (nonfinite * 0, nonfinite * 0, nonfinite)
-        return {f"skipped/{cause}": count for cause, count in zip(SKIPPED, counts, strict=True)}
+        return skipped_by_rule(memory[..., 0])
 
     def extra_repr(self) -> str:
         """ε and its formula's parameters."""

@@ -15,7 +15,7 @@ from bmc_torchrl.learners.q_learning import Experience, QLearning
 from bmc_torchrl.learners.ranks import world_size
 from bmc_torchrl.lockstep.compiling import CompiledOnce
 from bmc_torchrl.training.online import OnlineLearning
-from bmc_torchrl.training.optimizers import CountedOptimizer
+from bmc_torchrl.training.optimizers import CountedOptimizer, clip_each_run
 
 __all__ = ["CompiledSteps"]
 
@@ -224,18 +224,11 @@ class CompiledSteps:
 
         detached = {name: p.detach() for name, p in self.parameters.items()}
         gradients, (loss, *error) = grad(objective, has_aux=True)(detached)
-        scale: Tensor | float = 1.0
-        if self.max_grad_norm is not None:
-            squares = [self._per_run(g).square().sum(-1) for g in gradients.values()]
-            norm = torch.stack(squares).sum(0).sqrt()
-            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
         for name, gradient in self.gradients.items():
-            scaled = self._per_run(gradients[name]) * scale
-            gradient.copy_(scaled.reshape(gradient.shape))
+            gradient.copy_(gradients[name])
+        if self.max_grad_norm is not None:
+            clip_each_run(self.gradients.values(), self.max_grad_norm, self.runs or 1)
         return loss.reshape(-1), greedy, uniform, batch.rows, *error
-
-    def _per_run(self, gradient: Tensor) -> Tensor:
-        return gradient.reshape(1 if self.runs is None else self.runs, -1)
 
     def _reflect(
         self,

@@ -372,7 +372,8 @@ class EpsilonGreedyDQN(RecordedLearner):
         else:
             self.manual_backward(loss)
         if self.max_grad_norm is not None:
-            clip_each_run(self.learned_parameters, self.max_grad_norm, self.runs or 1)
+            gradients = (p.grad for p in self.learned_parameters)
+            clip_each_run(gradients, self.max_grad_norm, self.runs or 1)
         optimizer.step()
         self._after_step()
 
@@ -396,7 +397,8 @@ class EpsilonGreedyDQN(RecordedLearner):
         if self.runs is None or gradient_clip_val is None or gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         else:
-            clip_each_run(self.learning.parameters(), gradient_clip_val, self.runs)
+            gradients = (p.grad for p in self.learning.parameters())
+            clip_each_run(gradients, gradient_clip_val, self.runs)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop when every run has had its episodes."""

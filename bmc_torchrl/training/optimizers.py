@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from torch import nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 __all__ = ["CountedOptimizer", "clip_each_run"]
@@ -37,10 +37,10 @@ class CountedOptimizer:
         return result
 
 
-def clip_each_run(parameters: Iterable[nn.Parameter], largest: float, runs: int) -> None:
+def clip_each_run(gradients: Iterable[Tensor | None], largest: float, runs: int) -> None:
     """Scale the gradient of each run, the leading dimension, to a norm of at most `largest`."""
-    gradients = [p.grad.reshape(runs, -1) for p in parameters if p.grad is not None]
-    norm = torch.stack([g.square().sum(-1) for g in gradients]).sum(0).sqrt()
+    rows = [gradient.reshape(runs, -1) for gradient in gradients if gradient is not None]
+    norm = torch.stack([row.square().sum(-1) for row in rows]).sum(0).sqrt()
     scale = (largest / (norm + 1e-6)).clamp(max=1.0).unsqueeze(-1)
-    for gradient in gradients:
-        gradient.mul_(scale)
+    for row in rows:
+        row.mul_(scale)

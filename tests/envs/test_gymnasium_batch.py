@@ -24,9 +24,9 @@ from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.envs.gymnasium_batch import INSTALL, DmEnv, GymBatchEnv, bsuite_env, gym_env
 from bmc_torchrl.training.callbacks import GreedyEvaluation
-from bmc_torchrl.training.dqn import clip_each_run
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
+from bmc_torchrl.training.optimizers import clip_each_run
 
 for module in ("minatar", "minigrid", "bsuite", "Box2D"):
     pytest.importorskip(module, reason=INSTALL)
@@ -266,7 +266,7 @@ def test_gradients_are_clipped_run_by_run() -> None:
     weight, alone = torch.nn.Parameter(torch.zeros(3, 2)), torch.nn.Parameter(torch.zeros(1, 2))
     weight.grad = torch.tensor([[3.0, 4.0], [0.3, 0.4], [300.0, 400.0]])
     alone.grad = torch.tensor([[3.0, 4.0]])
-    clip_each_run([weight], 1.0, runs=3)
+    clip_each_run([weight.grad], 1.0, runs=3)
     torch.nn.utils.clip_grad_norm_([alone], 1.0)
     torch.testing.assert_close(weight.grad[0], alone.grad[0])
     torch.testing.assert_close(weight.grad[1], torch.tensor([0.3, 0.4]))
