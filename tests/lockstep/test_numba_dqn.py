@@ -182,7 +182,7 @@ def test_weights_start_as_the_q_network_draws_them():
     [
         ({"next_action": "before"}, "DQN acts after learning"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"network": QNetwork(3, 4, (7, 6), runs=RUNS)}, r"widths \(3, 7, 6, 4\), but"),
+        ({"network": QNetwork(3, 4, (7, 6), runs=RUNS)}, r"widths \[3, 7, 6, 4\], but"),
         ({"network": QNetwork(8, 4, (7, 6), runs=2)}, "runs=4 and no dueling head"),
         ({"strategy": BMCEpsilon(update="offline", batch_shape=[RUNS])}, "engine=torchrl"),
     ],
