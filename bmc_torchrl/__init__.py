@@ -1,6 +1,7 @@
 """Adaptive ε-greedy exploration for TorchRL."""
 
 from bmc_torchrl import functional
+from bmc_torchrl.actions import RepeatedAction, Replacement, SoftmaxAction, UniformAction
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.strategies import (
@@ -25,8 +26,12 @@ __all__ = [
     "NormalGammaPrior",
     "OneStepReturns",
     "PowerEpsilon",
+    "RepeatedAction",
+    "Replacement",
+    "SoftmaxAction",
     "StackedEpsilon",
     "StudentTLikelihood",
+    "UniformAction",
     "VDBEEpsilon",
     "functional",
 ]

@@ -19,7 +19,10 @@ from bmc_torchrl import (
     GeometricEpsilon,
     LinearEpsilon,
     PowerEpsilon,
+    RepeatedAction,
+    SoftmaxAction,
     StackedEpsilon,
+    UniformAction,
     VDBEEpsilon,
 )
 
@@ -64,6 +67,11 @@ FACTORIES = {
     "bmc-offline": lambda shape: BMCEpsilon(update="offline", batch_shape=shape),
     "stacked": stacked,
 }
+REPLACEMENTS = {
+    "uniform": UniformAction,
+    "softmax": lambda: SoftmaxAction(0.5),
+    "zeta": lambda: RepeatedAction(mu=1.5, longest=50),
+}
 LEARNING = [name for name in FACTORIES if name not in ("plain", "constant")]
 STRATEGY_SHAPES = [
     (name, shape) for name in FACTORIES for shape in ((), RUNS) if shape or name != "stacked"
@@ -98,10 +106,13 @@ def observed(
     }
     if masked:
         entries["action_mask"] = torch.tensor(MASK).expand(*whole, ACTIONS).clone()
-    state = torch.randint(STATES, tuple(batch))
+    known = {
+        "state": torch.randint(STATES, tuple(batch)),
+        "is_init": torch.zeros(*batch, 1, dtype=torch.bool),
+    }
     if not nested:
-        return TensorDict({**entries, "state": state}, batch)
-    return TensorDict({"agents": TensorDict(entries, whole), "state": state}, batch)
+        return TensorDict({**entries, **known}, batch)
+    return TensorDict({"agents": TensorDict(entries, whole), **known}, batch)
 
 
 def exploring(

@@ -40,6 +40,7 @@ LAYOUTS = {
     "plain": {},
     "everything": {"one_hot": True, "masked": True, "nested": True},
     "softmax": {"masked": True, "explore": "softmax"},
+    "zeta": {"masked": True, "one_hot": True, "explore": "zeta"},
 }
 ON_DEVICE = [name for name in FACTORIES if name != "plain"]
 """Strategies that have buffers, and so are somewhere."""

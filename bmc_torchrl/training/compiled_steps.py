@@ -129,7 +129,7 @@ class CompiledSteps:
             state_now=interaction.state,
             active=self._active(),
             draws=draws,
-            coins=self._coins(),
+            coins=online.coins(learning.ring.time.device),
         )
         self._compile_for(optimizer)
         if self.traced is None:
@@ -187,10 +187,6 @@ class CompiledSteps:
             self.everyone = active = self.everyone.to(self.online.log.done.device)
         return active
 
-    def _coins(self) -> Tensor:
-        device = self.learning.ring.time.device
-        return torch.rand(2, self.online.log.runs, dtype=torch.float32, device=device)
-
     def _act(
         self,
         observation: Tensor,
@@ -200,7 +196,7 @@ class CompiledSteps:
     ) -> Acting:
         online = self.online
         value, epsilon = online.network(observation), online.epsilon_at(state)
-        coins = self._coins() if coins is None else coins
+        coins = online.coins(self.learning.ring.time.device) if coins is None else coins
         return Acting(online.action_from(value, epsilon, mask, coins), value, epsilon)
 
     def _whole(self, seen: Seen) -> tuple[Tensor, Acting]:
@@ -250,6 +246,7 @@ class CompiledSteps:
             change = online.value_change(experience, chosen)
         if online.strategy.needs_update:
             online.learn_epsilon(experience.done, seen.state, greedy, uniform, change, seen.active)
+        online.replacement.end(experience.done)
         return self._act(seen.observation, seen.mask, seen.state_now, seen.coins)
 
 

@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from bmc_torchrl.actions import ActionLayout, Choice, Replacement, UniformAction
 from bmc_torchrl.functional import (
     bootstrapped_return,
     epsilon_greedy_action,
     greedy_value,
-    legal_action_at,
     uniform_value,
 )
 from bmc_torchrl.learners.q_learning import Experience, Learning
@@ -59,6 +59,7 @@ class OnlineLearning:
         interaction (Interaction): The environments.
         log (EpisodeLog): Where runs stand.
         num_actions (int): How many actions there are.
+        replacement (Replacement or None): What replaces an action, a uniform one by default.
         gamma (float): Discount factor.
         mask_terminated (bool): No bootstrap from terminal states in the returns.
         on_policy (bool): Whether the loss needs ε of the next state.
@@ -76,6 +77,7 @@ class OnlineLearning:
         log: EpisodeLog,
         *,
         num_actions: int,
+        replacement: Replacement | None = None,
         gamma: float,
         mask_terminated: bool = True,
         on_policy: bool = False,
@@ -85,6 +87,9 @@ class OnlineLearning:
     ) -> None:
         self.network, self.strategy, self.learning = network, strategy, learning
         self.interaction, self.log, self.num_actions = interaction, log, num_actions
+        self.layout = ActionLayout((num_actions,), one_hot=False, multiple=False)
+        self.replacement = UniformAction() if replacement is None else replacement
+        self.replacement.start([log.runs])
         self.gamma, self.mask_terminated, self.on_policy = gamma, mask_terminated, on_policy
         self.learning_starts, self.frames_per_update = learning_starts, frames_per_update
         self.shared_posterior = shared_posterior
@@ -133,9 +138,9 @@ class OnlineLearning:
         interaction = self.interaction
         state, value = interaction.state, self.network(interaction.observation)
         epsilon = self.epsilon_at(state)
-        draws = torch.rand(2, len(value), dtype=torch.float32, device=value.device)
-        action = self.action_from(value, epsilon, interaction.mask, draws)
+        action = self.action_from(value, epsilon, interaction.mask, self.coins(value.device))
         experience = interaction.step(action)
+        self.replacement.end(experience.done)
         greedy, uniform = self.returns(experience)
         self.learning.add(experience)
         chosen = self.chosen(value, action) if self.needs_change else None
@@ -160,15 +165,21 @@ class OnlineLearning:
         """ε of the state just reached, where the target needs it."""
         return self.epsilon_at(self.interaction.state_after) if self.on_policy else None
 
+    def coins(self, device: torch.device) -> Tensor:
+        """Uniform numbers that decide the next actions: ``[1 + num_draws, runs]``, coins first."""
+        rows = 1 + self.replacement.num_draws(self.layout)
+        return torch.rand(rows, self.log.runs, dtype=torch.float32, device=device)
+
     def action_from(
-        self, value: Tensor, epsilon: Tensor, mask: Tensor | None, draws: Tensor
+        self, value: Tensor, epsilon: Tensor, mask: Tensor | None, coins: Tensor
     ) -> Tensor:
-        """ε-greedy actions ``[runs]`` from action values and draws ``[2, runs]``."""
-        if mask is None:
-            return epsilon_greedy_action(value.argmax(-1), epsilon, draws, self.num_actions)
-        coin, which = draws.unbind(0)
-        greedy = value.masked_fill(~mask, -torch.inf).argmax(-1)
-        return torch.where(coin < epsilon, legal_action_at(which, mask), greedy)
+        """ε-greedy actions ``[runs]`` from action values and :meth:`coins`."""
+        if mask is None and type(self.replacement) is UniformAction:
+            return epsilon_greedy_action(value.argmax(-1), epsilon, coins, self.num_actions)
+        legal = value if mask is None else value.masked_fill(~mask, -torch.inf)
+        choice = Choice(legal.argmax(-1), epsilon, mask, value)
+        action: Tensor = self.replacement(self.layout, choice, coins[0], coins[1:].T)
+        return action
 
     def returns(self, experience: Experience) -> list[Tensor]:
         """The greedy and the uniform model's return of each run, ``[runs]``."""

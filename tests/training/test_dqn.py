@@ -210,6 +210,8 @@ PATHS = {
         "q_network": lambda: QTable(150, 4),
         "strategy": lambda: VDBEEpsilon(150, 0.1, 0.25),
     },
+    "softmax": {"explore": "softmax"},
+    "zeta": {"explore": "zeta", "strategy": lambda: ConstantEpsilon(0.4)},
     "linear": {"strategy": lambda: LinearEpsilon(1.0, 0.1, 20)},
     "torchrl": {"loss": lambda actor: _dqn_loss(actor)},
     "runs": {
