@@ -5,6 +5,7 @@ from bmc_torchrl.actions import RepeatedAction, Replacement, SoftmaxAction, Unif
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.strategies import (
+    ApexEpsilon,
     BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
@@ -17,6 +18,7 @@ from bmc_torchrl.strategies import (
 
 __all__ = [
     "AdaptiveEGreedyModule",
+    "ApexEpsilon",
     "BMCEpsilon",
     "ConstantEpsilon",
     "EpsilonStrategy",

@@ -12,6 +12,7 @@ from torchrl.data import Categorical, Composite, OneHot, TensorSpec
 
 from bmc_torchrl import (
     AdaptiveEGreedyModule,
+    ApexEpsilon,
     BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
@@ -56,6 +57,7 @@ def stacked(shape: Sequence[int]) -> StackedEpsilon:
 FACTORIES = {
     "plain": Plain,
     "constant": lambda shape: ConstantEpsilon(0.3, batch_shape=shape),
+    "apex": lambda shape: ApexEpsilon(0.9, 1.0, batch_shape=shape),
     "geometric": lambda shape: GeometricEpsilon(0.5, 0.9, batch_shape=shape),
     "power": lambda shape: PowerEpsilon(0.5, 0.5, batch_shape=shape),
     "linear": lambda shape: LinearEpsilon(0.8, 0.1, 50, batch_shape=shape),
@@ -72,7 +74,7 @@ REPLACEMENTS = {
     "softmax": lambda: SoftmaxAction(0.5),
     "zeta": lambda: RepeatedAction(mu=1.5, longest=50),
 }
-LEARNING = [name for name in FACTORIES if name not in ("plain", "constant")]
+LEARNING = [name for name in FACTORIES if name not in ("plain", "constant", "apex")]
 STRATEGY_SHAPES = [
     (name, shape) for name in FACTORIES for shape in ((), RUNS) if shape or name != "stacked"
 ]

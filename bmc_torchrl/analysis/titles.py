@@ -42,6 +42,7 @@ FAMILIES = {
     "geometric": "geometric",
     "power": "power",
     "vdbe": "VDBE",
+    "apex": "Ape-X ladder",
 }
 """Printed name of a family."""
 

@@ -1,5 +1,6 @@
 """Sources of ε: what decides how much an agent explores."""
 
+from bmc_torchrl.strategies.apex import ApexEpsilon
 from bmc_torchrl.strategies.base import EpsilonStrategy
 from bmc_torchrl.strategies.bmc import BMCEpsilon, BMCRule
 from bmc_torchrl.strategies.scalar import NoScalarFormError, ScalarForm, ScalarRule
@@ -17,6 +18,7 @@ from bmc_torchrl.strategies.vdbe import VDBEEpsilon, VDBERule
 
 __all__ = [
     "SCALAR_RULES",
+    "ApexEpsilon",
     "BMCEpsilon",
     "ConstantEpsilon",
     "EpsilonStrategy",
