@@ -14,6 +14,7 @@ from bmc_torchrl.strategies import (
     PowerEpsilon,
     StackedEpsilon,
     VDBEEpsilon,
+    what_if,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "UniformAction",
     "VDBEEpsilon",
     "functional",
+    "what_if",
 ]

@@ -15,6 +15,7 @@ from bmc_torchrl.strategies.schedules import (
 )
 from bmc_torchrl.strategies.stacked import StackedEpsilon
 from bmc_torchrl.strategies.vdbe import VDBEEpsilon, VDBERule
+from bmc_torchrl.strategies.whatif import StrategyBank, what_if
 
 __all__ = [
     "SCALAR_RULES",
@@ -29,7 +30,9 @@ __all__ = [
     "ScalarForm",
     "ScalarRule",
     "StackedEpsilon",
+    "StrategyBank",
     "VDBEEpsilon",
+    "what_if",
 ]
 
 SCALAR_RULES: tuple[type[ScalarRule], ...] = (

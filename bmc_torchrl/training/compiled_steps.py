@@ -244,7 +244,7 @@ class CompiledSteps:
         if online.needs_change:
             chosen = online.chosen(seen.value, experience.action)
             change = online.value_change(experience, chosen)
-        if online.strategy.needs_update:
+        if online.learns_epsilon:
             online.learn_epsilon(experience.done, seen.state, greedy, uniform, change, seen.active)
         online.replacement.end(experience.done)
         return self._act(seen.observation, seen.mask, seen.state_now, seen.coins)

@@ -36,7 +36,7 @@ from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.ring import Priorities
 from bmc_torchrl.learners.td import LossFunction
 from bmc_torchrl.learners.values import q_actor
-from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
+from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy, StrategyBank
 from bmc_torchrl.training.compiled_steps import CompiledSteps
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
@@ -272,6 +272,11 @@ class EpsilonGreedyDQN(RecordedLearner):
             )
         return strategy
 
+    def watch(self, bank: StrategyBank) -> None:
+        """See :class:`~bmc_torchrl.training.run_records.RecordedLearner`."""
+        super().watch(bank)
+        self.online.watch(bank)
+
     def configure_optimizers(self) -> Any:
         """The optimiser over the network, and its scheduler."""
         parameters = [p for p in self.learning.parameters() if p.requires_grad]
@@ -328,6 +333,8 @@ class EpsilonGreedyDQN(RecordedLearner):
         while self._updates_left == 0 or len(self.learning) < self.online.learning_starts:
             data = next(self.collector)
             self.explore.update(self.returns(data))
+            if self.bank is not None:
+                self.bank.update(data, data.get(self.explore.taken_key, None))
             self.learning.extend(data.reshape(-1))
             self._updates_left = self.updates_per_batch
         self._updates_left -= 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
+from tensordict import NestedKey, TensorDict
 from torch import Tensor, nn
 
 from bmc_torchrl.actions import ActionLayout, Choice, Replacement, UniformAction
@@ -18,7 +18,7 @@ from bmc_torchrl.functional import (
 )
 from bmc_torchrl.learners.q_learning import Experience, Learning
 from bmc_torchrl.learners.ranks import from_all_ranks, rank, world_size
-from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.interaction import Interaction
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
@@ -93,7 +93,8 @@ class OnlineLearning:
         self.gamma, self.mask_terminated, self.on_policy = gamma, mask_terminated, on_policy
         self.learning_starts, self.frames_per_update = learning_starts, frames_per_update
         self.shared_posterior = shared_posterior
-        self.needs_change = "value_change" in strategy.in_keys
+        self.in_keys = set(strategy.in_keys)
+        self.bank: StrategyBank | None = None
         self.step_hooks: list[Callable[[Tensor], None]] = []
         self.loss = torch.zeros(log.runs)
         self.started = False
@@ -104,6 +105,21 @@ class OnlineLearning:
         self._finished: Tensor | None = None
         self.over = False
         self._running = [[0.0] * 4 for _ in range(log.runs)]
+
+    def watch(self, bank: StrategyBank) -> None:
+        """Let strategies that do not act learn from the same transitions."""
+        self.bank = bank
+        self.in_keys |= set(bank.in_keys)
+
+    @property
+    def needs_change(self) -> bool:
+        """Whether a strategy learns from what learning changes of Q."""
+        return "value_change" in self.in_keys
+
+    @property
+    def learns_epsilon(self) -> bool:
+        """Whether a strategy learns from transitions."""
+        return self.strategy.needs_update or self.bank is not None
 
     def start(self) -> None:
         """Begin the first episodes, or go on where a checkpoint stopped."""
@@ -151,14 +167,9 @@ class OnlineLearning:
         key = self.strategy.state_key
         if key is None:
             epsilon = self.strategy.epsilon(self._nothing)
-        elif state is None:
-            raise ValueError(
-                f"{type(self.strategy).__name__} keeps an ε per state, and the environment has no "
-                f"discrete state at {key!r}: pass state_key= to the strategy, or build it without "
-                "num_states (num_states=1 for VDBE)."
-            )
         else:
-            epsilon = self.strategy.epsilon(TensorDict({key: state}, [self.log.runs]))
+            known = {key: self._known(state, key)}
+            epsilon = self.strategy.epsilon(TensorDict(known, [self.log.runs]))
         return epsilon.float().expand(self.log.runs)
 
     def epsilon_after(self) -> Tensor | None:
@@ -197,7 +208,7 @@ class OnlineLearning:
         experience, change = pending.experience, None
         if pending.chosen is not None:
             change = self.value_change(experience, pending.chosen)
-        if self.strategy.needs_update:
+        if self.learns_epsilon:
             self.learn_epsilon(
                 experience.done, pending.state, pending.greedy, pending.uniform, change, self.active
             )
@@ -234,21 +245,37 @@ class OnlineLearning:
         change: Tensor | None,
         active: Tensor | None,
     ) -> None:
-        """Let the strategy learn from a transition, each argument ``[runs]`` or None."""
+        """Let strategies learn from a transition, each argument ``[runs]`` or None."""
         entries: dict[Any, Any] = {"greedy_return": greedy, "uniform_return": uniform}
-        if ("next", "done") in self.strategy.in_keys:
+        if ("next", "done") in self.in_keys:
             entries["next"] = {"done": done.unsqueeze(-1)}
         if change is not None:
             entries["value_change"] = change
-        if self.strategy.state_key is not None:
-            entries[self.strategy.state_key] = state
+        for key in (self.strategy.state_key, *self._bank_state_keys()):
+            if key is not None:
+                entries[key] = self._known(state, key)
         if active is not None:
             entries["collector"] = {"mask": active}
         transition = TensorDict(entries, [self.log.runs])
         if self.shared_posterior and world_size() > 1:
             parts = [part.to(greedy.device) for part in from_all_ranks(transition.cpu())]
             transition = torch.stack(parts, -1)
-        self.strategy.update(transition)
+        if self.strategy.needs_update:
+            self.strategy.update(transition)
+        if self.bank is not None:
+            self.bank.update(transition)
+
+    def _bank_state_keys(self) -> Sequence[NestedKey]:
+        return () if self.bank is None else self.bank.state_keys
+
+    def _known(self, state: Tensor | None, key: NestedKey) -> Tensor:
+        if state is None:
+            raise ValueError(
+                f"A strategy keeps an ε per state, and the environment has no discrete state at "
+                f"{key!r}: pass state_key= to the strategy, or build it without num_states "
+                "(num_states=1 for VDBE)."
+            )
+        return state
 
     def account(self, experience: Experience, epsilon: Tensor) -> None:
         """Count the step; where the host knows the rewards, tensors are touched at ends only."""
@@ -267,7 +294,8 @@ class OnlineLearning:
                 self._running[row] = [0.0] * 4
             if not ended:
                 return
-        said = self.strategy.diagnostics()
+        others = {} if self.bank is None else self.bank.diagnostics(self.strategy)
+        said = self.strategy.diagnostics() | others
         due = self.log.record(experience.reward, experience.done, epsilon, self.loss, said)
         for hook in self.step_hooks:
             hook(due)
