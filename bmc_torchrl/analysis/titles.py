@@ -42,7 +42,6 @@ FAMILIES = {
     "geometric": "geometric",
     "power": "power",
     "vdbe": "VDBE",
-    "apex": "Ape-X ladder",
 }
 """Printed name of a family."""
 

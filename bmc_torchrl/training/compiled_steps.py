@@ -119,14 +119,16 @@ class CompiledSteps:
         experience = interaction.step(acting.action)
         learning.ring.prepare(experience.columns())
         draws = learning.draws()
+        # Until an episode ends these are one tensor with another argument, and a graph without
+        # guards that was compiled then would take the one for the other for ever.
         seen = Seen(
-            experience=experience,
+            experience=experience._replace(done=experience.done.clone()),
             value=acting.value,
             state=state,
             reached=interaction.state_after,
-            observation=interaction.observation,
-            mask=interaction.mask,
-            state_now=interaction.state,
+            observation=interaction.observation.clone(),
+            mask=_copy(interaction.mask),
+            state_now=_copy(interaction.state),
             active=self._active(),
             draws=draws,
             coins=online.coins(learning.ring.time.device),
@@ -248,6 +250,10 @@ class CompiledSteps:
             online.learn_epsilon(experience.done, seen.state, greedy, uniform, change, seen.active)
         online.replacement.end(experience.done)
         return self._act(seen.observation, seen.mask, seen.state_now, seen.coins)
+
+
+def _copy(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.clone()
 
 
 def unwrapped_step(optimizer: Optimizer) -> None:

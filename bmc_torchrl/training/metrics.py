@@ -127,9 +127,10 @@ class EpisodeMetrics(Callback):
     ``posterior/*`` and ``skipped/*``, and with
     :class:`~bmc_torchrl.training.whatif.WhatIf` ``whatif/*``. Means are over the runs of a
     strategy, with the standard error at ``…_se``; several strategies have a series each,
-    ``eval/return/<label>``. The axis is ``"episode"``. ``eval/*`` comes from greedy tests after episodes, by
-    :class:`~bmc_torchrl.training.callbacks.GreedyEvaluation` or the engine; rows that Lightning
-    logs itself, such as ``trainer.validate``'s ``eval/return``, have no ``"episode"``.
+    ``eval/return/<label>``. The axis is ``"episode"``. ``eval/*`` comes from greedy tests
+    after episodes, by :class:`~bmc_torchrl.training.callbacks.GreedyEvaluation` or the engine; rows
+    that Lightning logs itself, such as ``trainer.validate``'s ``eval/return``, have no
+    ``"episode"``.
 
     Rows depend on what the runs measured alone, not on when they were looked at: with
     :func:`~bmc_torchrl.training.tracking.csv_logger` or ``wandb_loggers``, the log of a resumed job

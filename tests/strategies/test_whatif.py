@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contracts import ACTIONS, FACTORIES, LEARNING, RUNS, memory, transitions
+from contracts import FACTORIES, LEARNING, RUNS, memory, transitions
 from tensordict import TensorDict
 
 from bmc_torchrl import ApexEpsilon, BMCEpsilon, ConstantEpsilon, GaussianLikelihood, what_if
