@@ -287,7 +287,7 @@ def test_what_if_has_its_axis_its_figure_and_a_panel_that_says_counterfactual(
     sent: dict = {}
     for entry in of_kind(run, "history"):
         sent |= items(entry.item)
-    assert sent["figures/whatif"]["_type"] == "image-file"
-    assert "counterfactual/epsilon_table" in sent
+    assert sent["figures/whatif._type"] == "image-file"
+    assert sent["counterfactual/epsilon_table.nrows"] == 8 * 3
     configs = [items(entry.update) for entry in of_kind(run, "config")]
     assert any("Counterfactual" in str(config) for config in configs)
