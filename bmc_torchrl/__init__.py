@@ -1,9 +1,11 @@
 """Adaptive ε-greedy exploration for TorchRL."""
 
 from bmc_torchrl import functional
+from bmc_torchrl.actions import RepeatedAction, Replacement, SoftmaxAction, UniformAction
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.strategies import (
+    ApexEpsilon,
     BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
@@ -12,10 +14,12 @@ from bmc_torchrl.strategies import (
     PowerEpsilon,
     StackedEpsilon,
     VDBEEpsilon,
+    what_if,
 )
 
 __all__ = [
     "AdaptiveEGreedyModule",
+    "ApexEpsilon",
     "BMCEpsilon",
     "ConstantEpsilon",
     "EpsilonStrategy",
@@ -25,8 +29,13 @@ __all__ = [
     "NormalGammaPrior",
     "OneStepReturns",
     "PowerEpsilon",
+    "RepeatedAction",
+    "Replacement",
+    "SoftmaxAction",
     "StackedEpsilon",
     "StudentTLikelihood",
+    "UniformAction",
     "VDBEEpsilon",
     "functional",
+    "what_if",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
 
-from bmc_torchrl.actions import ActionLayout
+from bmc_torchrl.actions import (
+    ActionLayout,
+    Choice,
+    Replacement,
+    UniformAction,
+    as_replacement,
+)
 from bmc_torchrl.functional import (
     categorical_mean,
     epsilon_greedy_action,
@@ -65,11 +71,15 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         mask_keys (sequence of NestedKey, optional): where :meth:`update` finds what is a real step
             and what is padding; ``()`` for nowhere. Default: where TorchRL's collectors and
             ``split_trajectories`` say it, ``("collector", "mask")`` and ``"mask"``.
-        explore (str, optional): what replaces the action: ``"uniform"``, or ``"softmax"``, a draw
-            from softmax(Q / temperature). Default: ``"uniform"``.
-        temperature (float, optional): of the softmax. Default: 1.
+        explore (str or Replacement, optional): what replaces the action: ``"uniform"``;
+            ``"softmax"``, a :class:`~bmc_torchrl.actions.SoftmaxAction`; ``"zeta"``, a
+            :class:`~bmc_torchrl.actions.RepeatedAction` that is held for several steps; or such an
+            object. Default: ``"uniform"``.
+        temperature (float, optional): of ``"softmax"``. Default: 1.
         action_value_key (NestedKey, optional): where the softmax finds Q. Default:
             ``"action_value"`` beside the action.
+        is_init_key (NestedKey, optional): where TorchRL's ``InitTracker`` says that an episode
+            begins, which ``"zeta"`` must know. Default: ``"is_init"``.
         device (torch.device or str, optional): where to put the strategy.
 
     Examples:
@@ -81,6 +91,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         (tensor([0.4975, 0.4975, 0.4975]), tensor([True, True, True]))
         >>> explore
         AdaptiveEGreedyModule(
+            explore=UniformAction(),
             strategy=BMCEpsilon(
               eps=0.4975, batch_shape=(), alpha=1, beta=1.01
               (likelihood): StudentTLikelihood(mu0=0, tau0=1, a0=500, b0=500)
@@ -102,9 +113,10 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         epsilon_key: NestedKey | None = None,
         taken_key: NestedKey | None = None,
         mask_keys: Sequence[NestedKey] = PADDING_KEYS,
-        explore: Literal["uniform", "softmax"] = "uniform",
+        explore: str | Replacement = "uniform",
         temperature: float = 1.0,
         action_value_key: NestedKey | None = None,
+        is_init_key: NestedKey = "is_init",
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -112,21 +124,19 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             raise TypeError(
                 f"strategy must be an EpsilonStrategy such as BMCEpsilon(), got {strategy!r}."
             )
-        if explore not in ("uniform", "softmax"):
-            raise ValueError(f"explore must be 'uniform' or 'softmax', got {explore!r}.")
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature must be positive and finite, got {temperature}.")
         self.action_key, self.action_mask_key = action_key, action_mask_key
         self.epsilon_key = epsilon_key or _beside(action_key, "epsilon")
         self.taken_key = taken_key or _beside(action_key, "taken")
         self.action_value_key = action_value_key or _beside(action_key, "action_value")
         self.mask_keys = tuple(mask_keys)
-        self.explore, self.temperature = explore, temperature
+        self.is_init_key = is_init_key
+        self.explore = as_replacement(explore, temperature)
         self.strategy = strategy if strategy is not None else BMCEpsilon()
         optional = [
             action_mask_key,
-            self.action_value_key if explore == "softmax" else None,
+            self.action_value_key if self.explore.needs_value else None,
             self.strategy.state_key,
+            is_init_key if self.explore.remembers else None,
         ]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
         self.out_keys = [action_key, self.epsilon_key, self.taken_key]
@@ -155,13 +165,10 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
                 "pass action_key=."
             )
         layout = ActionLayout.of(leaf)
-        if self.explore == "softmax" and layout.multiple:
-            raise ValueError(
-                "explore='softmax' needs one action variable, got a multi-action spec."
-            )
+        self.explore.require(layout)
         self._layout = layout
         # One index out of so many, all legal: the equation itself will do.
-        simple = not (layout.one_hot or layout.multiple) and self.explore == "uniform"
+        simple = not (layout.one_hot or layout.multiple) and type(self.explore) is UniformAction
         self._num_actions = layout.sizes[0] if simple and self.action_mask_key is None else None
         self._spec = spec if composite else Composite({self.action_key: leaf})
 
@@ -229,14 +236,19 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
 
     def _explored(self, tensordict: TensorDictBase, action: Tensor, epsilon: Tensor) -> Tensor:
         """The action of any layout, replaced with probability ε by a legal one."""
-        mask = None if self.action_mask_key is None else self._mask(tensordict, action)
-        coin, random = self._draw(tensordict, action, mask, epsilon.shape)
-        explores = coin < epsilon
-        if explores.shape != random.shape:
-            explores = expand_as_right(explores, random)
-        if mask is not None:
-            explores = explores & self._layout_of().has_legal(mask, action)
-        return torch.where(explores, random, action)
+        layout, replacement = self._layout_of(), self.explore
+        choice = Choice(
+            action=action,
+            epsilon=epsilon,
+            mask=None if self.action_mask_key is None else self._mask(tensordict, action),
+            value=self._action_value(tensordict, action) if replacement.needs_value else None,
+            first=self._first(tensordict, epsilon) if replacement.remembers else None,
+        )
+        coin = torch.rand(epsilon.shape, device=action.device)
+        shape = (*layout.batch_of(action), replacement.num_draws(layout))
+        draws = torch.rand(shape, device=action.device)
+        acted: Tensor = replacement(layout, choice, coin, draws)
+        return acted
 
     def _require_own(self, tensordict: TensorDictBase, shape: torch.Size) -> None:
         """Refuse to write over an entry that cannot be what this module wrote a step before."""
@@ -298,6 +310,20 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             )
         return value
 
+    def _first(self, tensordict: TensorDictBase, epsilon: Tensor) -> Tensor:
+        first: Tensor | None = tensordict.get(self.is_init_key, None)
+        if first is None:
+            raise KeyError(
+                f"explore='zeta' must know where episodes begin, and there is nothing at "
+                f"{self.is_init_key!r}: use TransformedEnv(env, InitTracker()), or pass "
+                "is_init_key=."
+            )
+        first = first.bool()
+        if first.ndim > tensordict.batch_dims and first.shape != epsilon.shape:
+            first = first.squeeze(-1)
+        spread: Tensor = expand_as_right(first, epsilon)
+        return spread
+
     def _epsilon(self, tensordict: TensorDictBase, acting: TensorDictBase) -> Tensor:
         # A copy: ε may be a view of what the strategy remembers.
         epsilon = self.strategy.epsilon(tensordict).to(torch.get_default_dtype(), copy=True)
@@ -325,23 +351,6 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             f"The action is on {device} and the exploration module on {epsilon.device}: "
             f"move the module with .to({str(device)!r})."
         )
-
-    def _draw(
-        self,
-        tensordict: TensorDictBase,
-        action: Tensor,
-        mask: Tensor | None,
-        batch: torch.Size,
-    ) -> tuple[Tensor, Tensor]:
-        """A coin per element of the batch, and a random action of the action's shape and dtype."""
-        layout, device = self._layout_of(), action.device
-        coin = torch.rand(batch, device=device)
-        if self.explore == "softmax":
-            value = self._action_value(tensordict, action)
-            noise = torch.rand(value.shape, device=device)
-            return coin, layout.from_softmax(value / self.temperature, noise, mask, action)
-        which = torch.rand(layout.index_shape(action), device=device)
-        return coin, layout.from_uniform(which, mask, action)
 
     def _count_use(self) -> None:
         """Warn, once, if the update seems to be forgotten: in a worker, too, ε says so."""

@@ -27,6 +27,7 @@ __all__ = [
     "legal_action_at",
     "linear_decay",
     "mixture_return",
+    "normalised_value",
     "power_decay",
     "precision_posterior",
     "student_t_log_evidence_ratio",
@@ -34,6 +35,7 @@ __all__ = [
     "uniform_value",
     "vdbe_epsilon",
     "welford_update",
+    "zeta_cdf",
 ]
 
 
@@ -238,6 +240,51 @@ def epsilon_greedy_action(
     """
     coin, which = draws.unbind(0)
     return torch.where(coin < epsilon, (which * num_actions).long(), greedy_action)
+
+
+def normalised_value(action_value: Tensor, action_mask: Tensor | None = None) -> Tensor:
+    r"""Q(s, ·) scaled to [−1, 1] in every state, as VDBE-Softmax has it (Tokic & Palm 2011).
+
+    Args:
+        action_value (Tensor): ``[*batch, actions]``.
+        action_mask (Tensor, optional): ``[*batch, actions]``, True for legal actions, whose range
+            it is.
+
+    Returns:
+        ``[*batch, actions]``; zero where all values are equal.
+
+    Examples:
+        >>> normalised_value(torch.tensor([[10.0, 20.0, 30.0], [5.0, 5.0, 5.0]]))
+        tensor([[-1.,  0.,  1.],
+                [ 0.,  0.,  0.]])
+    """
+    lowest = highest = action_value
+    if action_mask is not None:
+        lowest = action_value.masked_fill(~action_mask, torch.inf)
+        highest = action_value.masked_fill(~action_mask, -torch.inf)
+    low, high = lowest.amin(-1, keepdim=True), highest.amax(-1, keepdim=True)
+    differ = high > low
+    span = torch.where(differ, high - low, torch.ones_like(low))
+    return torch.where(differ, (action_value - low) / span * 2 - 1, torch.zeros_like(action_value))
+
+
+def zeta_cdf(mu: float, longest: int) -> Tensor:
+    r"""Distribution function of :math:`P(n) \propto n^{-\mu}`, :math:`n = 1, …,` `longest`.
+
+    Args:
+        mu (float): exponent, above 1.
+        longest (int): where the zeta distribution is cut.
+
+    Returns:
+        float64 ``[longest]``, increasing to 1.
+
+    Examples:
+        >>> zeta_cdf(2.0, 3)
+        tensor([0.7347, 0.9184, 1.0000], dtype=torch.float64)
+    """
+    weights = torch.arange(1, longest + 1, dtype=torch.float64) ** -mu
+    sums = weights.cumsum(0)
+    return sums / sums[-1]
 
 
 class Moments(NamedTuple):

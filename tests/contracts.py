@@ -12,6 +12,7 @@ from torchrl.data import Categorical, Composite, OneHot, TensorSpec
 
 from bmc_torchrl import (
     AdaptiveEGreedyModule,
+    ApexEpsilon,
     BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
@@ -19,7 +20,10 @@ from bmc_torchrl import (
     GeometricEpsilon,
     LinearEpsilon,
     PowerEpsilon,
+    RepeatedAction,
+    SoftmaxAction,
     StackedEpsilon,
+    UniformAction,
     VDBEEpsilon,
 )
 
@@ -53,6 +57,7 @@ def stacked(shape: Sequence[int]) -> StackedEpsilon:
 FACTORIES = {
     "plain": Plain,
     "constant": lambda shape: ConstantEpsilon(0.3, batch_shape=shape),
+    "apex": lambda shape: ApexEpsilon(0.9, 1.0, batch_shape=shape),
     "geometric": lambda shape: GeometricEpsilon(0.5, 0.9, batch_shape=shape),
     "power": lambda shape: PowerEpsilon(0.5, 0.5, batch_shape=shape),
     "linear": lambda shape: LinearEpsilon(0.8, 0.1, 50, batch_shape=shape),
@@ -64,7 +69,12 @@ FACTORIES = {
     "bmc-offline": lambda shape: BMCEpsilon(update="offline", batch_shape=shape),
     "stacked": stacked,
 }
-LEARNING = [name for name in FACTORIES if name not in ("plain", "constant")]
+REPLACEMENTS = {
+    "uniform": UniformAction,
+    "softmax": lambda: SoftmaxAction(0.5),
+    "zeta": lambda: RepeatedAction(mu=1.5, longest=50),
+}
+LEARNING = [name for name in FACTORIES if name not in ("plain", "constant", "apex")]
 STRATEGY_SHAPES = [
     (name, shape) for name in FACTORIES for shape in ((), RUNS) if shape or name != "stacked"
 ]
@@ -98,10 +108,13 @@ def observed(
     }
     if masked:
         entries["action_mask"] = torch.tensor(MASK).expand(*whole, ACTIONS).clone()
-    state = torch.randint(STATES, tuple(batch))
+    known = {
+        "state": torch.randint(STATES, tuple(batch)),
+        "is_init": torch.zeros(*batch, 1, dtype=torch.bool),
+    }
     if not nested:
-        return TensorDict({**entries, "state": state}, batch)
-    return TensorDict({"agents": TensorDict(entries, whole), "state": state}, batch)
+        return TensorDict({**entries, **known}, batch)
+    return TensorDict({"agents": TensorDict(entries, whole), **known}, batch)
 
 
 def exploring(

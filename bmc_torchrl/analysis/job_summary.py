@@ -19,8 +19,11 @@ LAST = 50
 """Episodes that ``last_50`` is the mean of; all of them, where there are fewer."""
 
 
-def print_job_summary(output: Path, *, figure: bool = True) -> None:
-    """Print the summary of the table in `output`, draw it, and say where everything is."""
+def print_job_summary(output: Path, *, figure: bool = True, advised: bool = False) -> None:
+    """Print the summary of the table in `output`, draw it, and say where everything is.
+
+    With `advised`, the advice in ``whatif.txt`` comes last.
+    """
     path = output / "table.parquet"
     table, strategies = load(path), Strategies.of_metadata(load_metadata(path))
     experiment = str(table["experiment"].iloc[0])
@@ -48,6 +51,9 @@ def print_job_summary(output: Path, *, figure: bool = True) -> None:
         drawn = comparison_figure(experiment, curves(table), strategies)
         where = save_figure(drawn, output / "curves")
         console.print(f"Figure: {where}", highlight=False, markup=False)
+    advice = output / "whatif.txt"
+    if advised and advice.exists():
+        console.print(advice.read_text().strip(), highlight=False, markup=False)
 
 
 def _with_error(value: float, error: float, digits: int) -> str:

@@ -6,6 +6,7 @@ thick black line, published curves are dashed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from scipy import stats
 from bmc_torchrl.analysis.scoring import Measure, measure
 from bmc_torchrl.analysis.statistics import performance_profile, profile_interval
 from bmc_torchrl.analysis.titles import FAMILIES, METRIC_TITLES, Strategies, experiment_title
+from bmc_torchrl.analysis.whatif import Counterfactual
 from bmc_torchrl.errors import ResultsError
 
 BLACK = "#000000"
@@ -246,6 +248,26 @@ def posterior_figure(
         axes.set(xlabel=unit, ylabel="ε", ylim=(0, 1), title="Posterior over ε")
         axes.grid(False)
         axes.legend(loc="upper right")
+    return figure
+
+
+def whatif_figure(found: Counterfactual) -> Figure:
+    """ε of the strategy that acted, and what others would have shown on its transitions.
+
+    Args:
+        found: Both, over episodes.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 4.4), layout="constrained")
+        axes = figure.subplots()
+        colours = itertools.cycle(COLOURS)
+        for (label, values), colour in zip(found.others.items(), colours, strict=False):
+            axes.plot(found.episodes, values, color=colour, linewidth=1.2, label=label)
+        label = f"{found.acting}, which acted"
+        axes.plot(found.episodes, found.own, color=BLACK, linewidth=2, label=label)
+        axes.set(xlabel="training episodes", ylabel="ε", ylim=(0, 1))
+        axes.set_title(f"Counterfactual: ε others would have shown on {found.acting}'s transitions")
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

@@ -11,10 +11,17 @@ from typing import Any, cast
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from torchrl.envs import InitTracker, TransformedEnv
 
-from bmc_torchrl import AdaptiveEGreedyModule, EpsilonStrategy, OneStepReturns, StackedEpsilon
+from bmc_torchrl import (
+    AdaptiveEGreedyModule,
+    EpsilonStrategy,
+    OneStepReturns,
+    Replacement,
+    StackedEpsilon,
+)
 from bmc_torchrl.errors import SettingsError
-from bmc_torchrl.experiments.configs import plain
+from bmc_torchrl.experiments.configs import plain, replaces_uniformly
 from bmc_torchrl.experiments.settings import chosen_device, chosen_strategies
 from bmc_torchrl.learners.builders import build_learner, build_network
 from bmc_torchrl.learners.q_learning import Target, dqn_loss
@@ -34,6 +41,7 @@ from bmc_torchrl.training.video import GreedyVideo
 
 __all__ = [
     "Job",
+    "build_bank",
     "build_engine",
     "build_job",
     "build_strategy",
@@ -52,6 +60,14 @@ def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> Epsilo
         for entry in entries
     ]
     return parts[0] if len(parts) == 1 else StackedEpsilon(parts)
+
+
+def build_bank(cfg: DictConfig) -> dict[str, EpsilonStrategy]:
+    """The strategies of ``whatif=``, by label; none by default."""
+    return {
+        entry.label: instantiate({**cfg.families.get(entry.family, {}), **entry.parameters})
+        for entry in cfg.whatif.strategies
+    }
 
 
 def settings_of(cfg: DictConfig, entries: Sequence[Any]) -> DictConfig:
@@ -101,6 +117,9 @@ def build_engine(
     **options: Any,
 ) -> Engine:
     """The lockstep engine of the settings' learner, with the engine's own `options`."""
+    refused = beyond_engines(cfg)
+    if refused is not None:
+        raise SettingsError(refused)
     runs = strategy.batch_shape.numel()
     env = instantiate(cfg.domain.env)(batch_size=[runs], device=device, observation=cfg.observation)
     run = run_settings(cfg, seed=seed, first_run=first_run)
@@ -112,10 +131,23 @@ def strategy_seed(seed: int, label: str) -> int:
     return zlib.crc32(f"{seed}/{label}".encode())
 
 
+def beyond_engines(cfg: DictConfig) -> str | None:
+    """Why no lockstep engine can run what the settings ask for, if so."""
+    remedy = "use engine=torchrl, or auto."
+    if not replaces_uniformly(cfg):
+        kind = cfg.explore["_target_"].rpartition(".")[2]
+        return f"explore: lockstep engines replace actions uniformly, not by {kind}; {remedy}"
+    if cfg.whatif.strategies:
+        return f"whatif: lockstep engines keep their transitions to themselves; {remedy}"
+    return None
+
+
 def uses_lockstep(cfg: DictConfig, strategy: EpsilonStrategy) -> bool:
     """Whether a lockstep engine is asked for, or can run all of it by itself."""
     if cfg.engine != "auto":
         return bool(cfg.engine == "lockstep")
+    if beyond_engines(cfg) is not None:
+        return False
     if not cfg.domain.native or cfg.runs == 1 or cfg.trainer.lightning.devices != 1:
         return False
     engine = engine_class(learner_settings(cfg), chosen_device(cfg.device))
@@ -160,6 +192,7 @@ def _build_dqn(cfg: DictConfig, strategy: EpsilonStrategy, learner: DQNSettings)
         env,
         network,
         strategy,
+        explore=instantiate(cfg.explore),
         gamma=run.gamma,
         lr=learner.learning_rate,
         loss=functools.partial(dqn_loss, name, run.gamma, dimension) if learner.torchrl else name,
@@ -213,13 +246,19 @@ def _build_published(cfg: DictConfig, strategy: EpsilonStrategy, settings: Learn
     options = {"device": device, "observation": cfg.observation}
     env = make_env(batch_size=[runs], **options)
     q_actor, rule = build_learner(settings, env, run.gamma)
+    replacement: Replacement = instantiate(cfg.explore).to(device)
+    acted = TransformedEnv(env, InitTracker()) if replacement.remembers else env
     test_every = cfg.domain.get("test_every", 1)
     masked = "terminated" if run.mask_terminated else None
     returns = OneStepReturns(q_actor, run.gamma, terminated_key=masked)
     learner = EpsilonGreedyLearner(
         q_actor,
         AdaptiveEGreedyModule(
-            env.action_spec, strategy, action_mask_key=returns.action_mask_key, device=device
+            env.action_spec,
+            strategy,
+            action_mask_key=returns.action_mask_key,
+            explore=replacement,
+            device=device,
         ),
         returns,
         rule,
@@ -232,7 +271,7 @@ def _build_published(cfg: DictConfig, strategy: EpsilonStrategy, settings: Learn
     )
     chunk_steps = cfg.trainer.chunk_steps * test_every
     chunks = -(-run.episodes * cfg.domain.max_steps // chunk_steps)
-    stream = TransitionStream(env, learner.policy, chunk_steps=chunk_steps, num_chunks=chunks)
+    stream = TransitionStream(acted, learner.policy, chunk_steps=chunk_steps, num_chunks=chunks)
     all_end_with_a_chunk = (
         cfg.domain.shortest_episode == cfg.domain.max_steps
         and cfg.domain.max_steps % chunk_steps == 0

@@ -28,6 +28,7 @@ __all__ = [
     "experiment_config",
     "flat",
     "plain",
+    "replaces_uniformly",
 ]
 
 _INSTALLED = Path(__file__).parents[1] / "configs"
@@ -42,6 +43,10 @@ DECISIVE = (
     *("observation", "stop_after_perfect_tests"),
 )
 """The settings that decide what a run of a strategy gives, beside its seed."""
+
+
+UNIFORM = "bmc_torchrl.UniformAction"
+"""What tables and checkpoints were made with that do not say."""
 
 
 def experiment_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -73,6 +78,12 @@ def configured_by(name: str) -> Callable[[Callable[[DictConfig], None]], Callabl
         return cast(Callable[[], None], ending(main))
 
     return decorate
+
+
+def replaces_uniformly(settings: Mapping[str, Any]) -> bool:
+    """Whether actions are replaced by uniform ones, as they were before there was a choice."""
+    explore = settings.get("explore", {"_target_": UNIFORM})
+    return bool(explore["_target_"] == UNIFORM)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

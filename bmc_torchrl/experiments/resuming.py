@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from bmc_torchrl.errors import ResultsError, SettingsError
-from bmc_torchrl.experiments.configs import differences, flat, plain
+from bmc_torchrl.experiments.configs import differences, flat, plain, replaces_uniformly
 from bmc_torchrl.experiments.settings import chosen_device, chosen_strategies
 from bmc_torchrl.training.episodes import EpisodeLog
 
@@ -32,6 +32,10 @@ def decisive_settings(cfg: DictConfig) -> dict[str, Any]:
     told = plain(cfg)
     chosen = [dict(entry) for entry in chosen_strategies(told)]
     kept = {name: value for name, value in told.items() if name not in _INDECISIVE}
+    if replaces_uniformly(told):
+        del kept["explore"]
+    if not told["whatif"]["strategies"]:
+        del kept["whatif"]
     kept["strategies"] = [entry["label"] for entry in chosen]
     kept["strategy"] = {entry["label"]: entry["parameters"] for entry in chosen}
     used = {entry["family"] for entry in chosen}

@@ -52,6 +52,8 @@ def finished(settings: dict[str, Any], task: str) -> bool:
     made = load_metadata(path)["config"]
     decisive = (*DECISIVE, "runs", "seed", "strategies")
     different = [name for name in decisive if made[name] != wanted[name]]
+    if made.get("explore", wanted["explore"]) != wanted["explore"]:
+        different.append("explore")
     if different:
         raise ResultsError(f"{path} was made with other {different}; move it away, or set output=")
     return True

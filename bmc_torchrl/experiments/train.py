@@ -24,7 +24,7 @@ from torchrl.envs import EnvBase
 from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.errors import ResultsError, SettingsError
-from bmc_torchrl.experiments.build import build_job
+from bmc_torchrl.experiments.build import build_bank, build_job
 from bmc_torchrl.experiments.configs import configured_by, flat, plain
 from bmc_torchrl.experiments.exits import in_a_line
 from bmc_torchrl.experiments.locks import only_job
@@ -32,7 +32,13 @@ from bmc_torchrl.experiments.memory import bytes_of_a_run, require_memory
 from bmc_torchrl.experiments.resuming import decisive_settings, resumable
 from bmc_torchrl.experiments.settings import check_settings, chosen_device, chosen_strategies
 from bmc_torchrl.signals import Interrupted, StopSignals
-from bmc_torchrl.training import AtomicCheckpoint, EpisodeMetrics, EpisodeProgress, ResultsTable
+from bmc_torchrl.training import (
+    AtomicCheckpoint,
+    EpisodeMetrics,
+    EpisodeProgress,
+    ResultsTable,
+    WhatIf,
+)
 from bmc_torchrl.training.report import JobFigures, WandbReport
 from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
 from bmc_torchrl.training.video import GreedyVideo
@@ -53,6 +59,8 @@ def callbacks(
     labels = [entry.label for entry in chosen_strategies(cfg)]
     metrics = EpisodeMetrics(labels)
     pictures: list[Any] = [JobFigures(output, metrics)] if cfg.figure else []
+    bank = build_bank(cfg)
+    watching = [WhatIf(bank, output, labels=labels, figure=cfg.figure)] if bank else []
     if cfg.figure and not any(isinstance(callback, GreedyVideo) for callback in own):
         painted = functools.partial(_painted_env, cfg, cfg.runs * len(labels))
         pictures.append(GreedyVideo(output / "greedy.gif", painted, cfg.domain.max_steps))
@@ -61,12 +69,13 @@ def callbacks(
     every = trainer.checkpoint_every_n_chunks if chunked else trainer.checkpoint_every_n_updates
     return [
         *own,
+        *watching,
         metrics,
         _results_table(cfg),
         *pictures,
         EpisodeProgress(labels),
         AtomicCheckpoint(output, every, settings=decisive_settings(cfg), signals=signals),
-        WandbReport(output, labels),
+        WandbReport(output, labels, *watching),
     ]
 
 
@@ -166,7 +175,8 @@ def main(cfg: DictConfig) -> None:
                 checkpoint.load_log(log)
                 _results_table(cfg).write(log)
         if first:
-            print_job_summary(output, figure=cfg.figure)
+            advised = bool(cfg.whatif.strategies)
+            print_job_summary(output, figure=cfg.figure, advised=advised)
 
 
 def _tell_finished(cfg: DictConfig) -> None:

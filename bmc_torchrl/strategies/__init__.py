@@ -1,5 +1,6 @@
 """Sources of ε: what decides how much an agent explores."""
 
+from bmc_torchrl.strategies.apex import ApexEpsilon
 from bmc_torchrl.strategies.base import EpsilonStrategy
 from bmc_torchrl.strategies.bmc import BMCEpsilon, BMCRule
 from bmc_torchrl.strategies.scalar import NoScalarFormError, ScalarForm, ScalarRule
@@ -14,9 +15,11 @@ from bmc_torchrl.strategies.schedules import (
 )
 from bmc_torchrl.strategies.stacked import StackedEpsilon
 from bmc_torchrl.strategies.vdbe import VDBEEpsilon, VDBERule
+from bmc_torchrl.strategies.whatif import StrategyBank, what_if
 
 __all__ = [
     "SCALAR_RULES",
+    "ApexEpsilon",
     "BMCEpsilon",
     "ConstantEpsilon",
     "EpsilonStrategy",
@@ -27,7 +30,9 @@ __all__ = [
     "ScalarForm",
     "ScalarRule",
     "StackedEpsilon",
+    "StrategyBank",
     "VDBEEpsilon",
+    "what_if",
 ]
 
 SCALAR_RULES: tuple[type[ScalarRule], ...] = (

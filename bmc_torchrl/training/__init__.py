@@ -12,6 +12,7 @@ from bmc_torchrl.training.callbacks import (
 from bmc_torchrl.training.dqn import EpsilonGreedyDQN
 from bmc_torchrl.training.metrics import EpisodeMetrics
 from bmc_torchrl.training.transitions import TransitionStream
+from bmc_torchrl.training.whatif import WhatIf
 
 __all__ = [
     "AtomicCheckpoint",
@@ -25,4 +26,5 @@ __all__ = [
     "StopAfterPerfectTests",
     "TabularSarsa",
     "TransitionStream",
+    "WhatIf",
 ]

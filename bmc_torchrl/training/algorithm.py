@@ -15,6 +15,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.rules import ACTIVE_KEY, LearningRule
+from bmc_torchrl.strategies import StrategyBank
 from bmc_torchrl.training.run_records import ChunkedLearner
 
 __all__ = ["EpsilonGreedyLearner", "NextAction"]
@@ -69,6 +70,11 @@ class EpsilonGreedyLearner(ChunkedLearner):
                 "next_action='before' is for on-policy rules such as TabularSarsa, not "
                 f"{type(rule).__name__}; use 'after', as the experiments named …_dqn do."
             )
+        if next_action == "before" and explore.explore.remembers:
+            raise ValueError(
+                "explore='zeta' holds actions from step to step, and next_action='before' draws "
+                "some that are not taken; use 'after', as protocol=paper does."
+            )
         self.q_actor, self.explore, self.returns, self.rule = q_actor, explore, returns, rule
         self.shared_posterior = shared_posterior
         self.needs_change = "value_change" in explore.strategy.in_keys
@@ -113,7 +119,7 @@ class EpsilonGreedyLearner(ChunkedLearner):
             transition.get(("next", "done")).squeeze(-1),
             transition.get(logged),
             transition.get("loss"),
-            self.strategy.diagnostics(),
+            self.diagnostics(),
         )
         for hook in self.step_hooks:
             hook(due)
@@ -122,13 +128,22 @@ class EpsilonGreedyLearner(ChunkedLearner):
         self.returns(transition)
         with torch.enable_grad():
             self.rule.learn(transition, episodes, self.needs_change)
-        self._update_strategy(self._gathered(transition))
+        gathered = self._gathered(transition)
+        self._update_strategy(gathered)
+        if self.bank is not None:
+            self.bank.update(gathered, gathered.get(self.explore.taken_key, None))
+
+    def watch(self, bank: StrategyBank) -> None:
+        """See :class:`~bmc_torchrl.training.run_records.RecordedLearner`."""
+        super().watch(bank)
+        self.needs_change |= "value_change" in bank.in_keys
 
     def _gathered(self, transition: TensorDictBase) -> TensorDictBase:
         """The transitions of all ranks, if the posterior is shared."""
         if not self.shared_posterior or world_size() == 1:
             return transition
-        keys = (*self.explore.strategy.in_keys, self.explore.taken_key, ACTIVE_KEY)
+        others = () if self.bank is None else self.bank.in_keys
+        keys = (*self.explore.strategy.in_keys, *others, self.explore.taken_key, ACTIVE_KEY)
         kept = transition.select(*keys, strict=False)
         gathered = [part.to(transition.device) for part in from_all_ranks(kept.cpu())]
         result: TensorDictBase = torch.stack(gathered, -1)

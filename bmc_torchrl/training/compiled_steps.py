@@ -119,17 +119,19 @@ class CompiledSteps:
         experience = interaction.step(acting.action)
         learning.ring.prepare(experience.columns())
         draws = learning.draws()
+        # Until an episode ends these are one tensor with another argument, and a graph without
+        # guards that was compiled then would take the one for the other for ever.
         seen = Seen(
-            experience=experience,
+            experience=experience._replace(done=experience.done.clone()),
             value=acting.value,
             state=state,
             reached=interaction.state_after,
-            observation=interaction.observation,
-            mask=interaction.mask,
-            state_now=interaction.state,
+            observation=interaction.observation.clone(),
+            mask=_copy(interaction.mask),
+            state_now=_copy(interaction.state),
             active=self._active(),
             draws=draws,
-            coins=self._coins(),
+            coins=online.coins(learning.ring.time.device),
         )
         self._compile_for(optimizer)
         if self.traced is None:
@@ -187,10 +189,6 @@ class CompiledSteps:
             self.everyone = active = self.everyone.to(self.online.log.done.device)
         return active
 
-    def _coins(self) -> Tensor:
-        device = self.learning.ring.time.device
-        return torch.rand(2, self.online.log.runs, dtype=torch.float32, device=device)
-
     def _act(
         self,
         observation: Tensor,
@@ -200,7 +198,7 @@ class CompiledSteps:
     ) -> Acting:
         online = self.online
         value, epsilon = online.network(observation), online.epsilon_at(state)
-        coins = self._coins() if coins is None else coins
+        coins = online.coins(self.learning.ring.time.device) if coins is None else coins
         return Acting(online.action_from(value, epsilon, mask, coins), value, epsilon)
 
     def _whole(self, seen: Seen) -> tuple[Tensor, Acting]:
@@ -248,9 +246,14 @@ class CompiledSteps:
         if online.needs_change:
             chosen = online.chosen(seen.value, experience.action)
             change = online.value_change(experience, chosen)
-        if online.strategy.needs_update:
+        if online.learns_epsilon:
             online.learn_epsilon(experience.done, seen.state, greedy, uniform, change, seen.active)
+        online.replacement.end(experience.done)
         return self._act(seen.observation, seen.mask, seen.state_now, seen.coins)
+
+
+def _copy(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.clone()
 
 
 def unwrapped_step(optimizer: Optimizer) -> None:

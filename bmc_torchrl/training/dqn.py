@@ -21,6 +21,7 @@ from torchrl.envs import EnvBase
 from torchrl.modules import QValueActor
 from torchrl.objectives import LossModule
 
+from bmc_torchrl.actions import Replacement, as_replacement
 from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.functional import categorical_mean
 from bmc_torchrl.learners.builders import mask_key
@@ -35,7 +36,7 @@ from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.ring import Priorities
 from bmc_torchrl.learners.td import LossFunction
 from bmc_torchrl.learners.values import q_actor
-from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
+from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy, StrategyBank
 from bmc_torchrl.training.compiled_steps import CompiledSteps
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
@@ -67,6 +68,9 @@ class EpsilonGreedyDQN(RecordedLearner):
             ``[batch, actions]``; with `runs`, one copy of the weights per run, such as
             :class:`~bmc_torchrl.learners.values.QNetwork`.
         strategy (EpsilonStrategy): The source of ε, ε-BMC by default.
+        explore (str or Replacement): What replaces an action: ``"uniform"``, ``"softmax"``,
+            ``"zeta"``, or an object such as :class:`~bmc_torchrl.actions.RepeatedAction`. Returns
+            and targets stay those of the greedy and the uniform policy.
         gamma (float): Discount factor.
         lr (float): Adam's learning rate, where `optimizer` is not given.
         loss (str, LossModule or callable): ``"dqn"``, ``"double_dqn"`` or ``"expected_sarsa"`` on
@@ -130,6 +134,7 @@ class EpsilonGreedyDQN(RecordedLearner):
         q_network: nn.Module,
         strategy: EpsilonStrategy | None = None,
         *,
+        explore: str | Replacement = "uniform",
         gamma: float = 0.99,
         lr: float = 1e-3,
         loss: Target | LossModule | Callable[[QValueActor], LossModule] = "dqn",
@@ -185,6 +190,7 @@ class EpsilonGreedyDQN(RecordedLearner):
         self.max_grad_norm, self.updates_per_batch = max_grad_norm, updates_per_batch
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.strategy = self._checked(BMCEpsilon() if strategy is None else strategy)
+        self.replacement = as_replacement(explore)
         self.env = as_env(env, () if runs is None else (runs,), "cpu")
         self._make_policy(_actor(self.env, q_network, observation_key))
         if buffer_size is None:
@@ -214,6 +220,7 @@ class EpsilonGreedyDQN(RecordedLearner):
             interaction_with(self.env, self.q_actor.in_keys[0], self.strategy.state_key),
             self.log_of_episodes,
             num_actions=_num_actions(self.env),
+            replacement=self.replacement,
             gamma=gamma,
             mask_terminated=mask_terminated,
             on_policy=loss == "expected_sarsa",
@@ -239,6 +246,7 @@ class EpsilonGreedyDQN(RecordedLearner):
             Categorical(_num_actions(self.env)),
             self.strategy,
             action_mask_key=mask_key(self.env),
+            explore=self.replacement,
         )
         self.__dict__ |= {
             "q_actor": q_actor,
@@ -263,6 +271,11 @@ class EpsilonGreedyDQN(RecordedLearner):
                 f"batch_shape=[{self.runs or 1}], or with batch_shape=() to share one ε."
             )
         return strategy
+
+    def watch(self, bank: StrategyBank) -> None:
+        """See :class:`~bmc_torchrl.training.run_records.RecordedLearner`."""
+        super().watch(bank)
+        self.online.watch(bank)
 
     def configure_optimizers(self) -> Any:
         """The optimiser over the network, and its scheduler."""
@@ -320,6 +333,8 @@ class EpsilonGreedyDQN(RecordedLearner):
         while self._updates_left == 0 or len(self.learning) < self.online.learning_starts:
             data = next(self.collector)
             self.explore.update(self.returns(data))
+            if self.bank is not None:
+                self.bank.update(data, data.get(self.explore.taken_key, None))
             self.learning.extend(data.reshape(-1))
             self._updates_left = self.updates_per_batch
         self._updates_left -= 1

@@ -68,6 +68,19 @@ class EpisodeLog(KeepsPrecision):
         self.register_buffer("measured", torch.full((len(MEASURED), *shape), torch.nan))
         empty = torch.full((len(self.names), *shape), torch.nan, dtype=torch.float64)
         self.register_buffer("diagnosed", empty)
+        self.watched_names: tuple[str, ...] = ()
+        self.watched: Tensor
+        self.register_buffer("watched", empty[:0], persistent=False)
+
+    def watch(self, names: Sequence[str]) -> None:
+        """Keep more of what :meth:`record` is told, in a table that checkpoints do not have.
+
+        Args:
+            names (sequence of str): What else is diagnosed, beside the strategy's own.
+        """
+        self.watched_names = tuple(names)
+        shape = (len(self.watched_names), *self.done.shape, self.episodes)
+        self.watched = torch.full(shape, torch.nan, dtype=torch.float64, device=self.done.device)
 
     @property
     def steps(self) -> Tensor:
@@ -101,8 +114,9 @@ class EpisodeLog(KeepsPrecision):
 
     @property
     def diagnostics(self) -> dict[str, Tensor]:
-        """What the strategy said of itself at the end of each training episode, by name."""
-        return dict(zip(self.names, self.diagnosed, strict=True))
+        """What was said of the strategy at the end of each training episode, by name."""
+        names, tables = (*self.names, *self.watched_names), (*self.diagnosed, *self.watched)
+        return dict(zip(names, tables, strict=True))
 
     @property
     def finished(self) -> Tensor:
@@ -139,9 +153,13 @@ class EpisodeLog(KeepsPrecision):
         length = totals[0]
         found = [totals[2] / length, totals[1], totals[3] / length, length]
         self._write(self.measured[2:], ended, torch.stack(found))
-        if self.names:
-            said = [diagnostics[name].double().expand(self.runs) for name in self.names]
-            self._write(self.diagnosed, ended, torch.stack(said))
+        for names, tables in (
+            (self.names, self.diagnosed),
+            (self.watched_names, self.watched),
+        ):
+            if names:
+                said = [diagnostics[name].double().expand(self.runs) for name in names]
+                self._write(tables, ended, torch.stack(said))
         self.running.copy_(torch.where(over, torch.zeros_like(totals), totals))
         self.done += ended
         due = ended
@@ -175,7 +193,7 @@ class EpisodeLog(KeepsPrecision):
         """Finish `runs` early: their results stay as they are from now on."""
         runs = runs & ~self.finished
         later = torch.arange(self.episodes, device=runs.device) >= self.done.unsqueeze(-1)
-        for tables in (self.measured, self.diagnosed):
+        for tables in (self.measured, self.diagnosed, self.watched):
             index = (self.done - 1).clamp(min=0).unsqueeze(-1).expand(len(tables), -1, 1)
             last = tables.gather(-1, index)
             tables.copy_(torch.where(later & runs.unsqueeze(-1), last, tables))

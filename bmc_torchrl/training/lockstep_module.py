@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.lockstep.interface import Engine, greedy_actor
-from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
 from bmc_torchrl.training.episodes import MEASURED
 from bmc_torchrl.training.run_records import ChunkedLearner
 
@@ -56,6 +56,13 @@ class LockstepLearner(ChunkedLearner):
             log.diagnostics[name].copy_(table)
         self.vector_steps += chunk_steps
         self.count_chunk()
+
+    def watch(self, bank: StrategyBank) -> None:
+        """Not here: an engine's transitions stay inside it."""
+        raise ValueError(
+            "A lockstep engine keeps its transitions to itself, so that no other strategy learns "
+            "from them: use engine=torchrl with whatif=."
+        )
 
     def greedy_policy(self, env: EnvBase) -> TensorDictModuleBase:
         """See :class:`~bmc_torchrl.training.run_records.RecordedLearner`."""

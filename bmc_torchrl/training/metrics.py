@@ -108,7 +108,7 @@ def prior_row(learner: RecordedLearner, labels: Sequence[str]) -> Row:
     row: Row = {"episode": 0.0}
     runs = learner.log_of_episodes.runs
     epsilon = learner.strategy.eps.double().expand(runs)
-    said = learner.strategy.diagnostics()
+    said = learner.diagnostics()
     for label, own in runs_of(labels, runs).items():
         found: Row = {"train/frames": 0.0, "train/episodes": 0.0}
         found |= _spread("train/epsilon", epsilon[own])
@@ -124,11 +124,13 @@ class EpisodeMetrics(Callback):
 
     The names are the same for every module and engine: ``train/loss``, ``train/return``,
     ``train/epsilon``, ``train/episodes``, ``train/frames``, ``eval/return``, ``eval/steps``,
-    ``posterior/*`` and ``skipped/*``. Means are over the runs of a strategy, with the standard
-    error at ``…_se``; several strategies have a series each, ``eval/return/<label>``. The axis is
-    ``"episode"``. ``eval/*`` comes from greedy tests after episodes, by
-    :class:`~bmc_torchrl.training.callbacks.GreedyEvaluation` or the engine; rows that Lightning
-    logs itself, such as ``trainer.validate``'s ``eval/return``, have no ``"episode"``.
+    ``posterior/*`` and ``skipped/*``, and with
+    :class:`~bmc_torchrl.training.whatif.WhatIf` ``whatif/*``. Means are over the runs of a
+    strategy, with the standard error at ``…_se``; several strategies have a series each,
+    ``eval/return/<label>``. The axis is ``"episode"``. ``eval/*`` comes from greedy tests
+    after episodes, by :class:`~bmc_torchrl.training.callbacks.GreedyEvaluation` or the engine; rows
+    that Lightning logs itself, such as ``trainer.validate``'s ``eval/return``, have no
+    ``"episode"``.
 
     Rows depend on what the runs measured alone, not on when they were looked at: with
     :func:`~bmc_torchrl.training.tracking.csv_logger` or ``wandb_loggers``, the log of a resumed job

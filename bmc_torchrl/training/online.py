@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict
+from tensordict import NestedKey, TensorDict
 from torch import Tensor, nn
 
+from bmc_torchrl.actions import ActionLayout, Choice, Replacement, UniformAction
 from bmc_torchrl.functional import (
     bootstrapped_return,
     epsilon_greedy_action,
     greedy_value,
-    legal_action_at,
     uniform_value,
 )
 from bmc_torchrl.learners.q_learning import Experience, Learning
 from bmc_torchrl.learners.ranks import from_all_ranks, rank, world_size
-from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.interaction import Interaction
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
@@ -59,6 +59,7 @@ class OnlineLearning:
         interaction (Interaction): The environments.
         log (EpisodeLog): Where runs stand.
         num_actions (int): How many actions there are.
+        replacement (Replacement or None): What replaces an action, a uniform one by default.
         gamma (float): Discount factor.
         mask_terminated (bool): No bootstrap from terminal states in the returns.
         on_policy (bool): Whether the loss needs ε of the next state.
@@ -76,6 +77,7 @@ class OnlineLearning:
         log: EpisodeLog,
         *,
         num_actions: int,
+        replacement: Replacement | None = None,
         gamma: float,
         mask_terminated: bool = True,
         on_policy: bool = False,
@@ -85,10 +87,14 @@ class OnlineLearning:
     ) -> None:
         self.network, self.strategy, self.learning = network, strategy, learning
         self.interaction, self.log, self.num_actions = interaction, log, num_actions
+        self.layout = ActionLayout((num_actions,), one_hot=False, multiple=False)
+        self.replacement = UniformAction() if replacement is None else replacement
+        self.replacement.start([log.runs])
         self.gamma, self.mask_terminated, self.on_policy = gamma, mask_terminated, on_policy
         self.learning_starts, self.frames_per_update = learning_starts, frames_per_update
         self.shared_posterior = shared_posterior
-        self.needs_change = "value_change" in strategy.in_keys
+        self.in_keys = set(strategy.in_keys)
+        self.bank: StrategyBank | None = None
         self.step_hooks: list[Callable[[Tensor], None]] = []
         self.loss = torch.zeros(log.runs)
         self.started = False
@@ -99,6 +105,21 @@ class OnlineLearning:
         self._finished: Tensor | None = None
         self.over = False
         self._running = [[0.0] * 4 for _ in range(log.runs)]
+
+    def watch(self, bank: StrategyBank) -> None:
+        """Let strategies that do not act learn from the same transitions."""
+        self.bank = bank
+        self.in_keys |= set(bank.in_keys)
+
+    @property
+    def needs_change(self) -> bool:
+        """Whether a strategy learns from what learning changes of Q."""
+        return "value_change" in self.in_keys
+
+    @property
+    def learns_epsilon(self) -> bool:
+        """Whether a strategy learns from transitions."""
+        return self.strategy.needs_update or self.bank is not None
 
     def start(self) -> None:
         """Begin the first episodes, or go on where a checkpoint stopped."""
@@ -133,9 +154,9 @@ class OnlineLearning:
         interaction = self.interaction
         state, value = interaction.state, self.network(interaction.observation)
         epsilon = self.epsilon_at(state)
-        draws = torch.rand(2, len(value), dtype=torch.float32, device=value.device)
-        action = self.action_from(value, epsilon, interaction.mask, draws)
+        action = self.action_from(value, epsilon, interaction.mask, self.coins(value.device))
         experience = interaction.step(action)
+        self.replacement.end(experience.done)
         greedy, uniform = self.returns(experience)
         self.learning.add(experience)
         chosen = self.chosen(value, action) if self.needs_change else None
@@ -146,29 +167,30 @@ class OnlineLearning:
         key = self.strategy.state_key
         if key is None:
             epsilon = self.strategy.epsilon(self._nothing)
-        elif state is None:
-            raise ValueError(
-                f"{type(self.strategy).__name__} keeps an ε per state, and the environment has no "
-                f"discrete state at {key!r}: pass state_key= to the strategy, or build it without "
-                "num_states (num_states=1 for VDBE)."
-            )
         else:
-            epsilon = self.strategy.epsilon(TensorDict({key: state}, [self.log.runs]))
+            known = {key: self._known(state, key)}
+            epsilon = self.strategy.epsilon(TensorDict(known, [self.log.runs]))
         return epsilon.float().expand(self.log.runs)
 
     def epsilon_after(self) -> Tensor | None:
         """ε of the state just reached, where the target needs it."""
         return self.epsilon_at(self.interaction.state_after) if self.on_policy else None
 
+    def coins(self, device: torch.device) -> Tensor:
+        """Uniform numbers that decide the next actions: ``[1 + num_draws, runs]``, coins first."""
+        rows = 1 + self.replacement.num_draws(self.layout)
+        return torch.rand(rows, self.log.runs, dtype=torch.float32, device=device)
+
     def action_from(
-        self, value: Tensor, epsilon: Tensor, mask: Tensor | None, draws: Tensor
+        self, value: Tensor, epsilon: Tensor, mask: Tensor | None, coins: Tensor
     ) -> Tensor:
-        """ε-greedy actions ``[runs]`` from action values and draws ``[2, runs]``."""
-        if mask is None:
-            return epsilon_greedy_action(value.argmax(-1), epsilon, draws, self.num_actions)
-        coin, which = draws.unbind(0)
-        greedy = value.masked_fill(~mask, -torch.inf).argmax(-1)
-        return torch.where(coin < epsilon, legal_action_at(which, mask), greedy)
+        """ε-greedy actions ``[runs]`` from action values and :meth:`coins`."""
+        if mask is None and type(self.replacement) is UniformAction:
+            return epsilon_greedy_action(value.argmax(-1), epsilon, coins, self.num_actions)
+        legal = value if mask is None else value.masked_fill(~mask, -torch.inf)
+        choice = Choice(legal.argmax(-1), epsilon, mask, value)
+        action: Tensor = self.replacement(self.layout, choice, coins[0], coins[1:].T)
+        return action
 
     def returns(self, experience: Experience) -> list[Tensor]:
         """The greedy and the uniform model's return of each run, ``[runs]``."""
@@ -186,7 +208,7 @@ class OnlineLearning:
         experience, change = pending.experience, None
         if pending.chosen is not None:
             change = self.value_change(experience, pending.chosen)
-        if self.strategy.needs_update:
+        if self.learns_epsilon:
             self.learn_epsilon(
                 experience.done, pending.state, pending.greedy, pending.uniform, change, self.active
             )
@@ -223,21 +245,37 @@ class OnlineLearning:
         change: Tensor | None,
         active: Tensor | None,
     ) -> None:
-        """Let the strategy learn from a transition, each argument ``[runs]`` or None."""
+        """Let strategies learn from a transition, each argument ``[runs]`` or None."""
         entries: dict[Any, Any] = {"greedy_return": greedy, "uniform_return": uniform}
-        if ("next", "done") in self.strategy.in_keys:
+        if ("next", "done") in self.in_keys:
             entries["next"] = {"done": done.unsqueeze(-1)}
         if change is not None:
             entries["value_change"] = change
-        if self.strategy.state_key is not None:
-            entries[self.strategy.state_key] = state
+        for key in (self.strategy.state_key, *self._bank_state_keys()):
+            if key is not None:
+                entries[key] = self._known(state, key)
         if active is not None:
             entries["collector"] = {"mask": active}
         transition = TensorDict(entries, [self.log.runs])
         if self.shared_posterior and world_size() > 1:
             parts = [part.to(greedy.device) for part in from_all_ranks(transition.cpu())]
             transition = torch.stack(parts, -1)
-        self.strategy.update(transition)
+        if self.strategy.needs_update:
+            self.strategy.update(transition)
+        if self.bank is not None:
+            self.bank.update(transition)
+
+    def _bank_state_keys(self) -> Sequence[NestedKey]:
+        return () if self.bank is None else self.bank.state_keys
+
+    def _known(self, state: Tensor | None, key: NestedKey) -> Tensor:
+        if state is None:
+            raise ValueError(
+                f"A strategy keeps an ε per state, and the environment has no discrete state at "
+                f"{key!r}: pass state_key= to the strategy, or build it without num_states "
+                "(num_states=1 for VDBE)."
+            )
+        return state
 
     def account(self, experience: Experience, epsilon: Tensor) -> None:
         """Count the step; where the host knows the rewards, tensors are touched at ends only."""
@@ -256,7 +294,8 @@ class OnlineLearning:
                 self._running[row] = [0.0] * 4
             if not ended:
                 return
-        said = self.strategy.diagnostics()
+        others = {} if self.bank is None else self.bank.diagnostics(self.strategy)
+        said = self.strategy.diagnostics() | others
         due = self.log.record(experience.reward, experience.done, epsilon, self.loss, said)
         for hook in self.step_hooks:
             hook(due)

@@ -17,6 +17,7 @@ from bmc_torchrl.analysis.tables import load, load_metadata
 from bmc_torchrl.analysis.titles import Strategies
 from bmc_torchrl.training.metrics import EpisodeMetrics, log_points, runs_of, series
 from bmc_torchrl.training.run_records import RecordedLearner
+from bmc_torchrl.training.whatif import WhatIf
 
 __all__ = ["JobFigures", "WandbReport"]
 
@@ -77,10 +78,13 @@ class WandbReport(Callback):
     Args:
         folder (str or Path): Where the other callbacks put their files.
         labels (sequence of str): Of the strategies.
+        what_if (WhatIf, optional): Whose counterfactual ε is a panel of its own.
     """
 
-    def __init__(self, folder: str | Path, labels: Sequence[str]) -> None:
-        self.folder, self.labels = Path(folder), list(labels)
+    def __init__(
+        self, folder: str | Path, labels: Sequence[str], what_if: WhatIf | None = None
+    ) -> None:
+        self.folder, self.labels, self.what_if = Path(folder), list(labels), what_if
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Send what the other callbacks wrote when training ended."""
@@ -107,6 +111,15 @@ class WandbReport(Callback):
             )
             for label, own in runs_of(self.labels, runs).items()
         }
+        for found in [] if self.what_if is None else self.what_if.found():
+            name = series("counterfactual/epsilon", found.acting, self.labels)
+            sent[name] = wandb.plot.line_series(
+                xs=list(found.episodes),
+                ys=[list(found.own), *map(list, found.others.values())],
+                keys=[f"{found.acting}, which acted", *found.others],
+                title=f"Counterfactual: ε others would have shown on {found.acting}'s transitions",
+                xname="episode",
+            )
         for path in sorted(self.folder.glob("*.png")):
             sent[f"figures/{path.stem}"] = wandb.Image(str(path))
         film, results = self.folder / "greedy.gif", self.folder / "table.parquet"

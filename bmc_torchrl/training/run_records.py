@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs import EnvBase
 
-from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
 from bmc_torchrl.training.episodes import EpisodeLog
 
 __all__ = ["ChunkedLearner", "RecordedLearner"]
@@ -27,6 +27,7 @@ class RecordedLearner(L.LightningModule):
         q_actor: The greedy policy, where it is TorchRL's.
         step_hooks: Called with the runs whose episode ended, after each vector step.
         tests_itself: Whether greedy tests need no callback.
+        bank: Strategies that learn from the same transitions and do not act.
     """
 
     strategy: EpsilonStrategy
@@ -35,6 +36,17 @@ class RecordedLearner(L.LightningModule):
     q_actor: TensorDictModuleBase
     step_hooks: list[Callable[[Tensor], None]]
     tests_itself: bool = False
+    bank: StrategyBank | None = None
+
+    def watch(self, bank: StrategyBank) -> None:
+        """Let strategies that do not act learn from what the one that does learns from."""
+        self.__dict__["bank"] = bank
+        self.log_of_episodes.watch(tuple(bank.diagnostics(self.strategy)))
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What the strategy says of itself, and what others would."""
+        others = {} if self.bank is None else self.bank.diagnostics(self.strategy)
+        return self.strategy.diagnostics() | others
 
     @property
     def finished(self) -> bool:

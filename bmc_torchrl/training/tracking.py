@@ -25,7 +25,7 @@ Row = dict[str, Any]
 """Metrics by name; those of an episode have its number at ``"episode"``."""
 
 FIRST_COLUMNS = ("episode", "step")
-PER_EPISODE = ("train/*", "eval/*", "posterior/*", "skipped*")
+PER_EPISODE = ("train/*", "eval/*", "posterior/*", "skipped*", "whatif/*")
 """What W&B draws over episodes."""
 
 

@@ -108,23 +108,24 @@ def test_each_run_explores_at_its_own_rate():
 @pytest.mark.parametrize("masked", [False, True], ids=["free", "masked"])
 @pytest.mark.parametrize("one_hot", [False, True], ids=["categorical", "one_hot"])
 @pytest.mark.parametrize("temperature", [0.5, 3.0])
-def test_softmax_exploration_follows_the_action_values(temperature, one_hot, masked):
+def test_softmax_exploration_follows_the_action_values_in_their_range(temperature, one_hot, masked):
     layout = {"one_hot": one_hot, "masked": masked}
     explore = exploring(ConstantEpsilon(0.7), explore="softmax", temperature=temperature, **layout)
     td = observed((DRAWS,), **layout)
     value = torch.tensor([0.3, -0.4, 2.0, 1.0])
     td["action_value"] = value.expand(DRAWS, -1).clone()
     counts = codes(explore(td)["action"], action_spec(one_hot)).bincount(minlength=ACTIONS)
-    logits = value / temperature
-    if masked:
-        logits = logits.masked_fill(~torch.tensor(MASK), -torch.inf)
+    allowed = torch.tensor(MASK) if masked else torch.ones(ACTIONS, dtype=torch.bool)
+    low, high = value[allowed].min(), value[allowed].max()
+    logits = (2 * (value - low) / (high - low) - 1) / temperature
+    logits = logits.masked_fill(~allowed, -torch.inf)
     expected = 0.7 * logits.double().softmax(-1) + 0.3 * F.one_hot(torch.tensor(1), 4)
     legal = expected > 0
     assert counts[~legal].sum() == 0
     assert stats.chisquare(counts[legal], DRAWS * expected[legal]).pvalue > REJECT
 
 
-@pytest.mark.parametrize("how", ["uniform", "softmax"])
+@pytest.mark.parametrize("how", ["uniform", "softmax", "zeta"])
 @pytest.mark.parametrize("one_hot", [False, True], ids=["categorical", "one_hot"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8])
 def test_illegal_actions_are_never_drawn_and_an_empty_mask_keeps_the_action(how, one_hot, dtype):

@@ -135,7 +135,11 @@ def test_choices_that_differ_within_a_batch_are_refused():
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"explore": "boltzmann"}, ValueError, "'uniform' or 'softmax', got 'boltzmann'"),
+        (
+            {"explore": "boltzmann"},
+            ValueError,
+            "'uniform', 'softmax', 'zeta' or a Replacement .*, got 'boltzmann'",
+        ),
         ({"temperature": 0.0}, ValueError, "temperature must be positive and finite, got 0.0"),
         ({"temperature": math.nan}, ValueError, "temperature must be positive and finite, got nan"),
         ({"action_key": "chosen"}, KeyError, "no entry 'chosen', only.*pass action_key="),

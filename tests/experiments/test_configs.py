@@ -39,7 +39,8 @@ WITH["domain", "gymnasium"] = ["experiment=taxi_sarsa"]
 
 def test_the_groups_are_those_of_the_readme() -> None:
     assert GROUPS.keys() == {
-        *("domain", "experiment", "learner", "logger", "strategy", "sweep", "trainer")
+        *("domain", "experiment", "explore", "learner", "logger", "strategy", "sweep"),
+        *("trainer", "whatif"),
     }
     assert GROUPS["experiment"] == sorted([*EXPERIMENTS, *FOREIGN])
 

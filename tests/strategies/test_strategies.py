@@ -92,7 +92,8 @@ def test_walking_time_is_stepping_through_it(name, shape):
         assert not same(memory(walked), memory(FACTORIES[name](shape)))
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+# A ladder's rungs depend on how many there are.
+@pytest.mark.parametrize("name", [name for name in FACTORIES if name != "apex"])
 def test_a_batch_of_runs_is_each_run_alone(name):
     data = transitions((*RUNS, 9))
     together = FACTORIES[name](RUNS)

@@ -34,6 +34,7 @@ from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.learners.values import QNetwork, QTable
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine
 from bmc_torchrl.training import EpsilonGreedyDQN
+from bmc_torchrl.training.compiled_steps import CompiledSteps
 
 pytestmark = [
     # Lightning 2.6 about torch's pytrees, and about loaders that are not torch's.
@@ -210,6 +211,8 @@ PATHS = {
         "q_network": lambda: QTable(150, 4),
         "strategy": lambda: VDBEEpsilon(150, 0.1, 0.25),
     },
+    "softmax": {"explore": "softmax"},
+    "zeta": {"explore": "zeta", "strategy": lambda: ConstantEpsilon(0.4)},
     "linear": {"strategy": lambda: LinearEpsilon(1.0, 0.1, 20)},
     "torchrl": {"loss": lambda actor: _dqn_loss(actor)},
     "runs": {
@@ -378,6 +381,21 @@ def test_an_update_is_one_graph_until_the_optimiser_is_set_anew(uncompiled: None
     fit.fit(made)
     assert graphs == [1, 2, 2]
     assert fit.global_step == 15
+
+
+def test_what_an_episodes_end_sets_apart_is_never_one_argument_of_the_graph(
+    uncompiled: None, monkeypatch
+) -> None:
+    whole, seen = CompiledSteps._whole, []
+    monkeypatch.setattr(
+        CompiledSteps, "_whole", lambda self, step: (seen.append(step), whole(self, step))[1]
+    )
+    fitted(built("state-dependent", compile=True), trainer(5))
+    fitted(built("plain", compile=True), trainer(5))
+    for step in seen:
+        now = (step.observation, step.mask, step.state_now, step.experience.done)
+        then = (*step.experience[:-2], step.experience.mask, step.state, step.reached)
+        assert not {id(x) for x in now if x is not None} & {id(x) for x in then if x is not None}
 
 
 def test_a_scheduled_rate_is_no_constant_of_the_graph(uncompiled: None) -> None:

@@ -273,3 +273,21 @@ def test_every_domain_can_be_painted(env) -> None:
     picture = many.picture(many.reset()[0, 0], 0)
     assert picture.shape[-1] == 3
     assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 3
+
+
+def test_what_if_has_its_axis_its_figure_and_a_panel_that_says_counterfactual(
+    tmp_path: Path,
+) -> None:
+    trained(tmp_path, *JOB, "logger=wandb", "whatif=bank")
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    axes = {entry.glob_name: entry.step_metric for entry in of_kind(run, "metric")}
+    assert axes["whatif/*"] == "episode"
+    assert history(run) == csv_rows(tmp_path)
+    assert all("whatif/epsilon/alpha0_10" in row for row in history(run))
+    sent: dict = {}
+    for entry in of_kind(run, "history"):
+        sent |= items(entry.item)
+    assert sent["figures/whatif._type"] == "image-file"
+    assert sent["counterfactual/epsilon_table.nrows"] == 8 * 3
+    configs = [items(entry.update) for entry in of_kind(run, "config")]
+    assert any("Counterfactual" in str(config) for config in configs)
