@@ -87,14 +87,26 @@ def task_of(mdps: Sequence[FiniteMDP], reward_scale: float = 1.0) -> TabularTask
 
 def _distribution_function(probabilities: Tensor) -> Tensor:
     """Cumulative sums along the last dimension, exactly 1 from the last possible outcome on."""
-    mass_after = probabilities.flip(-1).cumsum(-1).flip(-1) - probabilities
-    return torch.where(mass_after > 0, probabilities.cumsum(-1).clamp(max=1.0), 1.0)
+    possible = (probabilities > 0).int()
+    more_follow = possible.flip(-1).cumsum(-1).flip(-1) > possible
+    return torch.where(more_follow, probabilities.cumsum(-1).clamp(max=1.0), 1.0)
 
 
-def _starts(mdp: FiniteMDP) -> tuple[Tensor, Tensor]:
-    """Possible first states, and their distribution function."""
-    states = mdp.start.nonzero().squeeze(-1)
-    return states, _distribution_function(mdp.start[states])
+class Starts(NamedTuple):
+    """Where episodes start: possible states int64 ``[n]``, their distribution function."""
+
+    states: Tensor
+    cdf: Tensor
+
+    @classmethod
+    def of(cls, mdp: FiniteMDP) -> Starts:
+        """Those of an MDP."""
+        states = mdp.start.nonzero().squeeze(-1)
+        return cls(states, _distribution_function(mdp.start[states]))
+
+    def at(self, draws: Tensor) -> Tensor:
+        """First states at uniforms from [0, 1), float64 ``[*batch]``."""
+        return self.states[torch.searchsorted(self.cdf, draws, right=True)]
 
 
 class TabularLanes(LaneDomain):
@@ -217,7 +229,7 @@ class TabularEnv(BatchedEnv):
         self.mdps, self.reward_scale = mdps, float(reward_scale)
         for name, table in task_of(mdps, reward_scale)._asdict().items():
             self.register_buffer(f"{name}_table", table.to(self.device), persistent=False)
-        starts = [_starts(each) for each in mdps]
+        starts = [Starts.of(each) for each in mdps]
         for number, (states, cdf) in enumerate(starts):
             self.register_buffer(f"starts_{number}", states.to(self.device), persistent=False)
             self.register_buffer(f"start_cdf_{number}", cdf.to(self.device), persistent=False)
@@ -228,6 +240,13 @@ class TabularEnv(BatchedEnv):
     def task(self) -> TabularTask:
         """The tables of :func:`tabular_step`."""
         return TabularTask(*(getattr(self, f"{name}_table") for name in TabularTask._fields))
+
+    @property
+    def starts(self) -> list[Starts]:
+        """Where the episodes of each MDP start."""
+        names = ("starts", "start_cdf")
+        numbers = range(len(self.mdps))
+        return [Starts(*(getattr(self, f"{name}_{i}") for name in names)) for i in numbers]
 
     @property
     def shortest_episode(self) -> int:
@@ -261,11 +280,7 @@ class TabularEnv(BatchedEnv):
     def first_row(self, draws: Tensor, episode: Tensor | None) -> Tensor:
         """Row of the tables at which an episode starts, from float64 uniforms ``[*batch]``."""
         rows: list[Tensor] = [
-            number * self.num_states
-            + getattr(self, f"starts_{number}")[
-                torch.searchsorted(getattr(self, f"start_cdf_{number}"), draws, right=True)
-            ]
-            for number in range(len(self.mdps))
+            starts.at(draws) + number * self.num_states for number, starts in enumerate(self.starts)
         ]
         if self.switch_at is None or episode is None:
             return rows[0]
@@ -278,7 +293,7 @@ class TabularEnv(BatchedEnv):
     def scalars(self) -> TabularScalars:
         """See :class:`~bmc_torchrl.envs.lanes.ScalarDomain`."""
         task = task_of(self.mdps, self.reward_scale)
-        starts = [_starts(mdp) for mdp in self.mdps]
+        starts = [Starts.of(mdp) for mdp in self.mdps]
         most = max(len(states) for states, _ in starts)
         first = np.zeros((len(starts), most), np.int32)
         start_cdf = np.ones((len(starts), most))
