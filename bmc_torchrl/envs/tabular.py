@@ -109,12 +109,30 @@ class Starts(NamedTuple):
         return self.states[torch.searchsorted(self.cdf, draws, right=True)]
 
 
+def first_row(
+    starts: Sequence[Starts], draws: Tensor, episode: Tensor | None, states: int, switch_at: Any
+) -> Tensor:
+    """Row of a task's tables at which an episode starts, int64 ``[*batch]``.
+
+    Args:
+        starts: Of the one or two MDPs.
+        draws: Uniforms from [0, 1), float64 ``[*batch]``.
+        episode: Number of the training episode ``[*batch]``; read where there are two.
+        states: Number of states of each.
+        switch_at: First episode of the second.
+    """
+    rows = [start.at(draws) + number * states for number, start in enumerate(starts)]
+    return rows[0] if len(rows) == 1 else torch.where(episode >= switch_at, rows[1], rows[0])
+
+
 class TabularLanes(LaneDomain):
     """Lanes whose state is a row of the tables: after the switch, that of the second MDP."""
 
+    unroll = 4
+
     def __init__(self, env: TabularEnv) -> None:
         super().__init__(env)
-        self.env, self.task = env, env.task
+        self.task, self.starts, self.switch_at = env.task, env.starts, env.switch_at
         self.draws, self.resets = int(env.noisy), int(env.random_start)
         self.shortest_episode = min(env.shortest_episode, self.max_steps)
 
@@ -122,7 +140,7 @@ class TabularLanes(LaneDomain):
         draws = torch.zeros(reset.shape[:-1], dtype=torch.float64, device=reset.device)
         if self.resets:
             draws = reset.squeeze(-1).double()
-        return self.env.first_row(draws, episode)
+        return first_row(self.starts, draws, episode, self.num_states, self.switch_at)
 
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return tabular_step(state, action, noise.squeeze(-1), self.task)
@@ -227,7 +245,12 @@ class TabularEnv(BatchedEnv):
         self.__dict__["switch_at"] = switch_at
         super().__init__(sizes=(mdp.num_states,), num_actions=mdp.num_actions, **options)
         self.mdps, self.reward_scale = mdps, float(reward_scale)
-        for name, table in task_of(mdps, reward_scale)._asdict().items():
+        task = task_of(mdps, reward_scale)
+        if not bool(task.reward.isfinite().all()):
+            raise ValueError(
+                f"reward_scale={reward_scale} makes rewards larger than float32 holds: lower it."
+            )
+        for name, table in task._asdict().items():
             self.register_buffer(f"{name}_table", table.to(self.device), persistent=False)
         starts = [Starts.of(each) for each in mdps]
         for number, (states, cdf) in enumerate(starts):
@@ -277,15 +300,6 @@ class TabularEnv(BatchedEnv):
     def _from_start(self, values: Tensor, mdp: FiniteMDP) -> float:
         return self.reward_scale * float(mdp.start @ values)
 
-    def first_row(self, draws: Tensor, episode: Tensor | None) -> Tensor:
-        """Row of the tables at which an episode starts, from float64 uniforms ``[*batch]``."""
-        rows: list[Tensor] = [
-            starts.at(draws) + number * self.num_states for number, starts in enumerate(self.starts)
-        ]
-        if self.switch_at is None or episode is None:
-            return rows[0]
-        return torch.where(episode >= self.switch_at, rows[1], rows[0])
-
     def lanes(self) -> TabularLanes:
         """See :class:`~bmc_torchrl.envs.lanes.LaneDomain`."""
         return TabularLanes(self)
@@ -329,7 +343,8 @@ class TabularEnv(BatchedEnv):
 
     def _new_episode(self, tensordict: TensorDictBase | None, later: int) -> dict[str, Tensor]:
         counted = {key: count + later for key, count in self._episode(tensordict).items()}
-        row = self.first_row(self._draws(self.random_start), counted.get("episode"))
+        draws, episode = self._draws(self.random_start), counted.get("episode")
+        row = first_row(self.starts, draws, episode, self.num_states, self.switch_at)
         return {"state": row % self.num_states, **counted}
 
     def _draws(self, drawn: bool) -> Tensor:

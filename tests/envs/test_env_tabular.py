@@ -208,8 +208,9 @@ def test_resets_count_the_episodes_of_each_copy():
 
 @pytest.mark.parametrize("experiment", FINITE)
 def test_every_experiment_trains(experiment, tmp_path):
-    given = ["episodes=5", "switch_at=3"] if experiment == "switch_sarsa" else ["episodes=5"]
-    learner = trained(tmp_path, *tiny(experiment, *given, "strategy=constant"))
+    given = ["episodes=3", "switch_at=2"] if experiment == "switch_sarsa" else ["episodes=3"]
+    engine = "torchrl" if experiment == "lake_dqn" else "lockstep"
+    learner = trained(tmp_path, *tiny(experiment, *given, "figure=false"), f"engine={engine}")
     log = learner.log_of_episodes
     assert (log.steps > 0).all()
     assert (log.train_steps <= 24).all()

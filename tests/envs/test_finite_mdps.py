@@ -269,6 +269,7 @@ def test_the_rows_of_terminal_states_are_not_read():
         ({"start": 1}, "start may not be a terminal state, got 1"),
         ({"reward_scale": 0.0}, "reward_scale must be finite and positive, got 0.0"),
         ({"reward_scale": np.nan}, "reward_scale must be finite and positive, got nan"),
+        ({"reward_scale": 1e39}, "larger than float32 holds: lower it"),
         ({"switch_at": 3}, "after and switch_at go together, got no after and switch_at=3"),
         ({"after": chain(2)}, "after and switch_at go together, got after and switch_at=None"),
         ({"after": chain(3), "switch_at": 3}, "after must have as many .* 2 and 2; got 3 and 2"),
