@@ -25,7 +25,7 @@ class ChainLanes(LaneDomain):
     draws = 1
     resets = 1
 
-    def start(self, reset: Tensor) -> Tensor:
+    def start(self, reset: Tensor, episode: Tensor) -> Tensor:
         return (reset.squeeze(-1) < 0.5).long()
 
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +36,7 @@ class ChainScalars(NamedTuple):
     slip: float
     goal: int
 
-    def start(self, u: Any) -> Any:
+    def start(self, u: Any, episode: Any) -> Any:
         return (0.0, 0.0, 0.0, 0.0), 1 if u[0] < 0.5 else 0
 
     def step(self, p: Any, state: Any, action: Any, u: Any) -> Any:

@@ -15,6 +15,8 @@ from bmc_torchrl.training import EpsilonGreedyLearner
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = [f"{d}_{n}" for d in ("grid", "cart", "supply") for n in ("sarsa", "dqn")]
 TABULAR = [f"{domain}_sarsa" for domain in ("cliff", "frozen4", "frozen8", "taxi")]
+TABLES = ("chain", "garnet", "lake", "maze", "sea", "switch", "windy")
+FINITE = ["lake_dqn", *(f"{task}_sarsa" for task in TABLES)]
 NETWORKS = ("acrobot", "breakout", "cartpole", "deepsea", "doorkey", "empty", "lander", "swingup")
 FOREIGN = [*TABULAR, *(f"{domain}_dqn" for domain in NETWORKS)]
 

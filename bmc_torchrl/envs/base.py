@@ -1,4 +1,4 @@
-"""What the three domains share: a batched, stateless environment that resets without branching."""
+"""What the domains share: a batched, stateless environment that resets without branching."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
         """Start a new episode wherever ``"done"`` is true, leaving the rest as it is."""
         done = tensordict.get("done")
         state = {}
-        for key, fresh in self._initial_state().items():
+        for key, fresh in self._new_episode(tensordict, 1).items():
             mask = done.reshape((*self.batch_size, *[1] * (fresh.ndim - len(self.batch_size))))
             state[key] = torch.where(mask, fresh, tensordict.get(key))
         step_count = tensordict.get("step_count").masked_fill(done, 0)
@@ -119,6 +119,10 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
     def _initial_state(self) -> dict[str, Tensor]:
         """State of a new episode for the whole batch."""
         raise NotImplementedError
+
+    def _new_episode(self, tensordict: TensorDictBase | None, later: int) -> dict[str, Tensor]:
+        """State of the episode `later` than that of `tensordict`; for most domains any other's."""
+        return self._initial_state()
 
     def _next_state(
         self, tensordict: TensorDictBase, action: Tensor
@@ -157,8 +161,11 @@ class BatchedEnv(EnvBase):  # type: ignore[misc]
     def _reset(
         self, tensordict: TensorDictBase | None, set_state: bool = False, **_: Any
     ) -> TensorDictBase:
-        given = set_state and tensordict is not None
-        state = self._given_state(tensordict) if given else self._initial_state()
+        if set_state and tensordict is not None:
+            state = self._given_state(tensordict)
+        else:
+            partial = tensordict is not None and tensordict.get("_reset", None) is not None
+            state = self._new_episode(tensordict, int(partial))
         count = torch.zeros(*self.batch_size, 1, dtype=torch.int64, device=self.device)
         entries = {**self._observe(state), "step_count": count, **self._flags()}
         return TensorDict(entries, batch_size=self.batch_size, device=self.device)

@@ -150,7 +150,7 @@ class CartPoleLanes(LaneDomain):
         # Pushed one way from the outermost start, the paper's pole needs 8 steps to fall.
         self.shortest_episode = min(6, self.max_steps) if env.model == CartPole() else 1
 
-    def start(self, reset: Tensor) -> Tensor:
+    def start(self, reset: Tensor, episode: Tensor) -> Tensor:
         return (2.0 * reset - 1.0) * self.model.initial_bound
 
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,7 +194,7 @@ class CartPoleScalars(NamedTuple):
     last_bins: Numbers
     bins: Numbers
 
-    def start(self, u: Numbers) -> tuple[Numbers, Number]:
+    def start(self, u: Numbers, episode: Number) -> tuple[Numbers, Number]:
         position, velocity = 2.0 * u[0] - 1.0, 2.0 * u[1] - 1.0
         angle, spin = 2.0 * u[2] - 1.0, 2.0 * u[3] - 1.0
         bound = self.initial_bound

@@ -152,7 +152,7 @@ class GridLanes(LaneDomain):
         self.reward: Tensor = env.reward_table
         self.terminated: Tensor = env.terminated_table
 
-    def start(self, reset: Tensor) -> Tensor:
+    def start(self, reset: Tensor, episode: Tensor) -> Tensor:
         return torch.full(reset.shape[:-1], self.start_state, device=reset.device)
 
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,7 +168,7 @@ class GridScalars(NamedTuple):
     terminated: Any
     start_state: int
 
-    def start(self, u: Numbers) -> tuple[Numbers, Number]:
+    def start(self, u: Numbers, episode: Number) -> tuple[Numbers, Number]:
         return (0.0, 0.0, 0.0, 0.0), self.start_state
 
     def step(self, p: Numbers, state: Number, action: Number, u: Number) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""The grid-world and the supply-chain as single Gymnasium environments.
+"""The grid-world, the supply-chain and any finite MDP as single Gymnasium environments.
 
-Importing this module registers ``bmc_torchrl/SubgoalGrid-v0`` and ``bmc_torchrl/SupplyChain-v0``,
-both limited to 200 steps;
+Importing this module registers ``bmc_torchrl/SubgoalGrid-v0``, ``bmc_torchrl/SupplyChain-v0`` and
+``bmc_torchrl/Tabular-v0``, all limited to 200 steps;
 ``gymnasium.make("bmc_torchrl.envs.gymnasium_ids:bmc_torchrl/SubgoalGrid-v0")`` imports and makes in
 one call. Cart-pole is Gymnasium's own ``CartPole-v1``.
 """
@@ -17,15 +17,25 @@ from gymnasium import spaces
 
 from bmc_torchrl.envs.base import Observation
 from bmc_torchrl.envs.factored import one_hot_encoding, unravel_index
+from bmc_torchrl.envs.finite import FiniteMDP
 from bmc_torchrl.envs.grid_world import PAPER_GRID, SubgoalGrid, subgoal_grid_step
 from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
 from bmc_torchrl.envs.rendering import RGB, draw_grid, draw_supply_chain
 from bmc_torchrl.envs.supply_chain import PAPER_NETWORK, SupplyNetwork, supply_chain_step
+from bmc_torchrl.envs.tabular import Starts, tabular_step, task_of
 
-__all__ = ["GRID_ID", "SUPPLY_CHAIN_ID", "SubgoalGridGym", "SupplyChainGym"]
+__all__ = [
+    "GRID_ID",
+    "SUPPLY_CHAIN_ID",
+    "TABULAR_ID",
+    "SubgoalGridGym",
+    "SupplyChainGym",
+    "TabularGym",
+]
 
 GRID_ID = "bmc_torchrl/SubgoalGrid-v0"
 SUPPLY_CHAIN_ID = "bmc_torchrl/SupplyChain-v0"
+TABULAR_ID = "bmc_torchrl/Tabular-v0"
 
 
 class _DiscreteGym(gymnasium.Env):  # type: ignore[misc]
@@ -164,6 +174,48 @@ class SupplyChainGym(_DiscreteGym):
         return draw_supply_chain(self.network, self.digits, steps=self.steps, **self.last)
 
 
+class TabularGym(_DiscreteGym):
+    """A finite MDP; see :class:`~bmc_torchrl.envs.finite.FiniteMDP`. It has no pictures.
+
+    Args:
+        mdp: The tables.
+        reward_scale: What rewards are multiplied by.
+        observation: ``"state"`` for ``Discrete``, ``"encoded"`` for the one-hot ``Box``.
+
+    >>> from bmc_torchrl.envs import chain
+    >>> env = gymnasium.make(TABULAR_ID, mdp=chain())
+    >>> int(env.reset(seed=0)[0])
+    0
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(
+        self, mdp: FiniteMDP, reward_scale: float = 1.0, observation: Observation = "state"
+    ) -> None:
+        super().__init__((0,), (mdp.num_states,), mdp.num_actions, observation, None)
+        self.task, self.starts = task_of([mdp], reward_scale), Starts.of(mdp)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; see :meth:`gymnasium.Env.reset`."""
+        gymnasium.Env.reset(self, seed=seed)
+        first = self.starts.at(self._draw())
+        self.digits, self.steps = (int(first),), 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Draw an outcome; see :meth:`gymnasium.Env.step`."""
+        state, chosen = torch.tensor(self.digits[0]), self._action(action)
+        state, reward, ends = tabular_step(state, chosen, self._draw(), self.task)
+        self.digits = (int(state),)
+        return self._observe(), float(reward), bool(ends), False, {}
+
+    def _draw(self) -> torch.Tensor:
+        return torch.tensor(self.np_random.random(), dtype=torch.float64)
+
+
 def _flows(before: tuple[int, ...], after: tuple[int, ...], demand: list[int]) -> dict[str, Any]:
     sold = tuple(min(wanted, stock) for wanted, stock in zip(demand, before[1:], strict=True))
     shipped = tuple(
@@ -173,6 +225,10 @@ def _flows(before: tuple[int, ...], after: tuple[int, ...], demand: list[int]) -
     return {"produced": produced, "shipped": shipped, "demand": tuple(demand), "sold": sold}
 
 
-for _id, _entry_point in ((GRID_ID, SubgoalGridGym), (SUPPLY_CHAIN_ID, SupplyChainGym)):
+for _id, _entry_point in (
+    (GRID_ID, SubgoalGridGym),
+    (SUPPLY_CHAIN_ID, SupplyChainGym),
+    (TABULAR_ID, TabularGym),
+):
     if _id not in gymnasium.registry:
         gymnasium.register(_id, _entry_point, max_episode_steps=200)

@@ -79,8 +79,15 @@ class LaneDomain(ABC):
         return uniform
 
     @abstractmethod
-    def start(self, reset: Tensor) -> Tensor:
-        """Initial states from uniforms ``[*lanes, resets]``."""
+    def start(self, reset: Tensor, episode: Tensor) -> Tensor:
+        """Initial states from uniforms ``[*lanes, resets]``.
+
+        Args:
+            reset: the uniforms.
+            episode: the training episodes that each run has had before this one, or, for a greedy
+                test, before the one it follows; int64, broadcast to ``[*lanes]``. Read by domains
+                whose task changes.
+        """
 
     @abstractmethod
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,8 +126,11 @@ class ScalarDomain(Protocol):
     environment's ``physics_dtype``, zeros where the index says it all.
     """
 
-    def start(self, u: Numbers) -> tuple[Numbers, Number]:
-        """Numbers and state of a new episode, from four uniforms that are float32 in value."""
+    def start(self, u: Numbers, episode: Number) -> tuple[Numbers, Number]:
+        """Numbers and state of a new episode, from four uniforms that are float32 in value.
+
+        `episode` is as in :meth:`LaneDomain.start`.
+        """
         ...
 
     def step(

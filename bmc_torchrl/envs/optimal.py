@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
+from bmc_torchrl.envs.finite import FiniteMDP
 from bmc_torchrl.envs.grid_world import PAPER_GRID, SubgoalGrid, subgoal_grid_table
 from bmc_torchrl.envs.poisson import poisson_cdf
 from bmc_torchrl.envs.supply_chain import PAPER_NETWORK, SupplyNetwork, supply_chain_step
 
-__all__ = ["Optimum", "optimal_grid_values", "optimal_supply_chain_values"]
+__all__ = [
+    "Optimum",
+    "optimal_grid_values",
+    "optimal_supply_chain_values",
+    "optimal_tabular_values",
+    "random_tabular_values",
+]
 
 
 class Optimum(NamedTuple):
@@ -87,27 +95,97 @@ def optimal_supply_chain_values(
     torch.Size([3, 49])
     """
     _check_gamma(gamma, upper_allowed=horizon is not None)
-    if horizon is not None and horizon < 1:
-        raise ValueError(
-            f"horizon must be at least 1, or None for an endless episode; got {horizon}."
-        )
+    _check_horizon(horizon)
     model = _SupplyModel(network, device)
-    values = torch.zeros(network.num_states, dtype=torch.float64, device=device)
+    start = torch.zeros(network.num_states, dtype=torch.float64, device=device)
+    return _optimum(
+        lambda values: model.action_values(values, gamma), start, gamma, horizon, tolerance
+    )
+
+
+def optimal_tabular_values(
+    mdp: FiniteMDP, gamma: float, *, horizon: int | None = None, tolerance: float = 1e-9
+) -> Optimum:
+    """Optimum of any finite MDP: value iteration, or backward induction over ``horizon`` steps.
+
+    Args:
+        mdp: The tables.
+        gamma: Discount factor; 1 is allowed with a horizon.
+        horizon: Number of steps left at the start; ``None`` for no limit.
+        tolerance: Largest error of any value where there is no limit.
+
+    Returns:
+        The optimum; with a horizon, its values and policy are ``[horizon, states]``.
+
+    >>> one_step = FiniteMDP([[[0], [0]]], [[[1.0], [1.0]]], [[[2.0], [3.0]]], True, start=0)
+    >>> optimal_tabular_values(one_step, 0.9).values
+    tensor([3.], dtype=torch.float64)
+    """
+    _check_gamma(gamma, upper_allowed=horizon is not None)
+    _check_horizon(horizon)
+    start = torch.zeros(mdp.num_states, dtype=torch.float64)
+    return _optimum(_tabular_backup(mdp, gamma), start, gamma, horizon, tolerance)
+
+
+def random_tabular_values(
+    mdp: FiniteMDP, gamma: float, *, horizon: int | None = None, tolerance: float = 1e-9
+) -> Tensor:
+    """Value of each state, float64 ``[states]``, if all actions are uniformly random.
+
+    The arguments are those of :func:`optimal_tabular_values`.
+
+    >>> one_step = FiniteMDP([[[0], [0]]], [[[1.0], [1.0]]], [[[2.0], [3.0]]], True, start=0)
+    >>> random_tabular_values(one_step, 0.9)
+    tensor([2.5000], dtype=torch.float64)
+    """
+    _check_gamma(gamma, upper_allowed=horizon is not None)
+    _check_horizon(horizon)
+    backup = _tabular_backup(mdp, gamma)
+    values = torch.zeros(mdp.num_states, dtype=torch.float64)
     if horizon is not None:
-        return _backward_induction(model, values, gamma, horizon)
+        for _ in range(horizon):
+            values = backup(values).mean(-1)
+        return values
     error = float("inf")
     while error > tolerance:
-        action_values = model.action_values(values, gamma)
+        following = backup(values).mean(-1)
+        error = gamma / (1 - gamma) * float((following - values).abs().max())
+        values = following
+    return values
+
+
+def _tabular_backup(mdp: FiniteMDP, gamma: float) -> Callable[[Tensor], Tensor]:
+    """Expected reward plus discounted value ``[states, actions]``, as a function of values."""
+    reward = (mdp.probabilities * mdp.rewards).sum(-1)
+    weight = gamma * mdp.probabilities * ~mdp.terminated
+    return lambda values: reward + (weight * values[mdp.successors]).sum(-1)
+
+
+def _optimum(
+    action_values_of: Callable[[Tensor], Tensor],
+    values: Tensor,
+    gamma: float,
+    horizon: int | None,
+    tolerance: float,
+) -> Optimum:
+    """Backward induction over `horizon` steps, or value iteration until it is accurate enough."""
+    if horizon is not None:
+        return _backward_induction(action_values_of, values, horizon)
+    error = float("inf")
+    while error > tolerance:
+        action_values = action_values_of(values)
         # The distance to the fixed point is at most γ / (1 − γ) times the last change.
         error = gamma / (1 - gamma) * float((action_values.amax(-1) - values).abs().max())
         values = action_values.amax(-1)
     return Optimum(values, action_values, action_values.argmax(-1))
 
 
-def _backward_induction(model: _SupplyModel, values: Tensor, gamma: float, horizon: int) -> Optimum:
+def _backward_induction(
+    action_values_of: Callable[[Tensor], Tensor], values: Tensor, horizon: int
+) -> Optimum:
     steps = []
     for _ in range(horizon):
-        action_values = model.action_values(values, gamma)
+        action_values = action_values_of(values)
         values = action_values.amax(-1)
         steps.append((values, action_values.argmax(-1)))
     all_values, policies = zip(*reversed(steps), strict=True)
@@ -163,6 +241,13 @@ def _left_over_probabilities(rate: float, levels: int, device: torch.device | st
     chance = (cdf[sold.clamp(min=0) + 1] - cdf[sold.clamp(min=0)]) * (sold >= 0)
     chance[:, 0] = 1.0 - cdf[level]
     return chance
+
+
+def _check_horizon(horizon: int | None) -> None:
+    if horizon is not None and horizon < 1:
+        raise ValueError(
+            f"horizon must be at least 1, or None for an endless episode; got {horizon}."
+        )
 
 
 def _check_gamma(gamma: float, *, upper_allowed: bool) -> None:

@@ -220,7 +220,7 @@ class SupplyChainLanes(LaneDomain):
     def transition_noise(self, uniform: Tensor) -> Tensor:
         return self.env.demand(uniform)
 
-    def start(self, reset: Tensor) -> Tensor:
+    def start(self, reset: Tensor, episode: Tensor) -> Tensor:
         return torch.full(reset.shape[:-1], self.network.start_state, device=reset.device)
 
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,7 +254,7 @@ class SupplyChainScalars(NamedTuple):
     guide: Any
     start_state: int
 
-    def start(self, u: Numbers) -> tuple[Numbers, Number]:
+    def start(self, u: Numbers, episode: Number) -> tuple[Numbers, Number]:
         return (0.0, 0.0, 0.0, 0.0), self.start_state
 
     def step(self, p: Numbers, state: Number, action: Number, u: Number) -> tuple[Any, ...]:

@@ -34,4 +34,4 @@ def uniform(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
     if torch.compiler.is_compiling():
         draws: Tensor = _opaque_uniform(shape, dtype, device)
         return draws
-    return torch.rand(*shape, dtype=dtype, device=device)
+    return torch.rand(tuple(shape), dtype=dtype, device=device)

@@ -105,7 +105,8 @@ class GreedyTests:
         zeros = [torch.zeros(self.shape, device=device) for _ in range(3)]
         reset = torch.zeros(*self.shape, domain.resets, device=device)
         alive = torch.zeros(self.shape, dtype=torch.bool, device=device)
-        self.rollout = Rollout(domain.start(reset), alive, *zeros)
+        first = torch.zeros(self.shape, dtype=torch.int64, device=device)
+        self.rollout = Rollout(domain.start(reset, first), alive, *zeros)
         self.owners: list[tuple[int, int] | None] = [None] * slots
         self.queued: list[tuple[int, int]] = []
         self.waiting: list[Tensor] = []
@@ -143,7 +144,9 @@ class GreedyTests:
         slots = torch.tensor(free, device=policies.device)
         self.policy[slots] = policies[: len(free)]
         reset = self.domain.draw_reset((len(free), self.shape[1]), self.generator)
-        fresh: tuple[Any, ...] = (self.domain.start(reset), True, 0.0, 0.0, 1.0)
+        episodes = [[episode] for _, episode in self.queued[: len(free)]]
+        start = self.domain.start(reset, torch.tensor(episodes, device=policies.device))
+        fresh: tuple[Any, ...] = (start, True, 0.0, 0.0, 1.0)
         for tensor, value in zip(self.rollout, fresh, strict=True):
             tensor[slots] = value
         queue = iter(self.queued)

@@ -223,7 +223,8 @@ class DQNLockstep(Lockstep):
         columns = [domain.record(before), domain.record(after), reward.unsqueeze(-1)]
         seen = torch.cat([*columns, action.unsqueeze(-1).float(), flags], -1)
         mask = done.reshape(-1, *[1] * (after.ndim - 1))
-        return index, epsilon, seen, before, after, torch.where(mask, domain.start(reset), after)
+        fresh = domain.start(reset, self.episodes_done + 1)
+        return index, epsilon, seen, before, after, torch.where(mask, fresh, after)
 
     def _learn_block(
         self,

@@ -110,9 +110,9 @@ class Lockstep(ABC):
     def _make_lanes(self) -> None:
         options: dict[str, Any] = {"device": self.device}
         reset = self.domain.draw_reset([self.runs], self.generator)
-        self.state = self.domain.start(reset)
         self.step_count = torch.zeros(self.runs, dtype=torch.int64, **options)
         self.episodes_done = torch.zeros(self.runs, dtype=torch.int64, **options)
+        self.state = self.domain.start(reset, self.episodes_done)
         # Of the episode under way: ε, rewards and losses.
         self.sums = torch.zeros(3, self.runs, dtype=torch.float64, **options)
         self.ended = torch.zeros(self.runs, dtype=torch.bool, **options)

@@ -172,7 +172,8 @@ class TabularLockstep(Lockstep):
         self._update_strategy(index, reward, terminated, done, value, change)
         ends = self._count_episodes(done, epsilon, reward, error.square())
         mask = done.reshape(-1, *[1] * (after.ndim - 1))
-        self.state.copy_(torch.where(mask, domain.start(reset), after))
+        fresh = domain.start(reset, self.episodes_done)
+        self.state.copy_(torch.where(mask, fresh, after))
         return History(index, best_before, ends)
 
     def _act(self, index: Tensor, draws: Tensor) -> Tensor:

@@ -127,6 +127,7 @@ class GreedyEvaluation(Callback):
                 max_steps=self.max_steps,
                 runs=log.ended > 0,
                 one_by_one=self.one_by_one,
+                episode=(log.tested - 1).clamp(min=0),
             )
         if steps.ndim > 1:
             steps, returns = steps.mean(-1), returns.mean(-1)

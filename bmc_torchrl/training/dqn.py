@@ -447,7 +447,13 @@ class EpsilonGreedyDQN(RecordedLearner):
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.global_step)
             tests = [
-                greedy_tests(env, self.q_actor, gamma=1.0, max_steps=self.max_episode_steps)
+                greedy_tests(
+                    env,
+                    self.q_actor,
+                    gamma=1.0,
+                    max_steps=self.max_episode_steps,
+                    episode=self.log_of_episodes.done,
+                )
                 for _ in range(rounds)
             ]
         steps, returns = (torch.stack(column).mean() for column in zip(*tests, strict=True))

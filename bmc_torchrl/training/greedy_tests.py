@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
@@ -22,6 +23,7 @@ def greedy_tests(
     check_every: int = 20,
     runs: Tensor | None = None,
     one_by_one: bool = False,
+    episode: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Steps and discounted return of one greedy episode in every environment of a batch.
 
@@ -36,12 +38,15 @@ def greedy_tests(
             nothing.
         one_by_one: whether `env` steps its copies one by one, where ``"_step"`` says so: those of
             other runs, and of episodes that have ended, are left alone then.
+        episode: the training episode of each run that is tested, int64 ``[runs]``: what an
+            environment starts from whose state has an entry ``"episode"``, as that of
+            :class:`~bmc_torchrl.envs.tabular.TabularEnv` where the task changes.
 
     Returns:
         Steps and return, each float32 ``[*batch]``.
     """
     with set_exploration_type(ExplorationType.DETERMINISTIC):
-        current = env.reset()
+        current = _first_state(env, episode)
         alive = torch.ones(env.batch_size, device=env.device)
         if one_by_one:
             check_every = 1
@@ -62,3 +67,11 @@ def greedy_tests(
             if count % check_every == 0 and not bool(alive.any()):
                 break
     return steps, returns
+
+
+def _first_state(env: EnvBase, episode: Tensor | None) -> TensorDictBase:
+    if episode is None or env.state_spec.get("episode", None) is None:
+        return env.reset()
+    shape = (-1, *[1] * (len(env.batch_size) - 1)) if env.batch_size else ()
+    number = episode.to(env.device).reshape(shape).expand(env.batch_size).clone()
+    return env.reset(TensorDict({"episode": number}, env.batch_size, device=env.device))

@@ -93,8 +93,8 @@ def test_an_episode_ends_beyond_the_track(place):
 
 def test_every_form_of_the_domain_starts_alike():
     env, draws = CartPoleEnv(dtype=torch.float64), torch.rand(100, 4, dtype=torch.float64)
-    lanes = CartPoleEnv(batch_size=[100]).lanes().start(draws)
-    scalars = [env.scalars().start(tuple(row)) for row in draws.tolist()]
+    lanes = CartPoleEnv(batch_size=[100]).lanes().start(draws, torch.zeros(100, dtype=torch.int64))
+    scalars = [env.scalars().start(tuple(row), 0) for row in draws.tolist()]
     torch.testing.assert_close(
         torch.tensor([physics for physics, _ in scalars], dtype=torch.float64), lanes
     )

@@ -301,7 +301,8 @@ def test_lanes_step_as_the_tensor_function(network):
     found = lanes.step(state, action, noise)
     for part, expected in zip(found, (env.state(after), reward, ended), strict=True):
         assert torch.equal(part, expected)
-    assert lanes.start(torch.rand(7, lanes.resets)).tolist() == [network.start_state] * 7
+    first = lanes.start(torch.rand(7, lanes.resets), torch.zeros(7, dtype=torch.int64))
+    assert first.tolist() == [network.start_state] * 7
 
 
 def test_the_endless_optimum_is_where_an_ever_longer_horizon_leads():

@@ -1,10 +1,10 @@
-"""What all three environments promise to TorchRL and to the device; a new domain adds one row."""
+"""What all environments promise to TorchRL and to the device; a new domain adds one row."""
 
 import warnings
 
 import pytest
 import torch
-from fake_accelerator import HostSyncs, fake_accelerator
+from fake_accelerator import HostSyncs, fake_accelerator, lookalike
 from torchrl.envs import SerialEnv
 from torchrl.envs.utils import check_env_specs
 
@@ -13,18 +13,33 @@ from bmc_torchrl.envs import (
     SubgoalGridEnv,
     SupplyChainEnv,
     SupplyNetwork,
+    TabularEnv,
     cart_pole_bins,
     cart_pole_step,
+    garnet,
     subgoal_grid_step,
     supply_chain_step,
+    tabular_step,
 )
+from bmc_torchrl.envs.tabular import task_of
 from bmc_torchrl.envs.uniforms import uniform
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # TorchRL warns about a class of its own.
     from torchrl.collectors import Collector
 
-DOMAINS = [SubgoalGridEnv, CartPoleEnv, SupplyChainEnv]
+FIRST, SECOND = (garnet(20, 3, 4, seed=seed) for seed in (0, 1))
+
+
+def finite(**options):
+    return TabularEnv(FIRST, **options)
+
+
+def switching(**options):
+    return TabularEnv(FIRST, after=SECOND, switch_at=1, **options)
+
+
+DOMAINS = [SubgoalGridEnv, CartPoleEnv, SupplyChainEnv, finite, switching]
 OBSERVATIONS = ["state", "encoded"]
 every_domain = pytest.mark.parametrize("domain", DOMAINS)
 every_observation = pytest.mark.parametrize("observation", OBSERVATIONS)
@@ -79,17 +94,25 @@ def random_arguments(shape):
     grid = torch.randint(150, shape), torch.randint(4, shape)
     cart = torch.randn(*shape, 4), torch.randint(2, shape)
     stocks, demand = torch.randint(51, (*shape, 2)), torch.randint(9, (*shape, 1))
-    return grid, cart, (stocks, torch.randint(100, shape), demand)
+    supply = stocks, torch.randint(100, shape), demand
+    draws = torch.rand(shape, dtype=torch.float64)
+    table = torch.randint(20, shape), torch.randint(3, shape), draws
+    return grid, cart, supply, table
+
+
+def first_step(*arguments):
+    return tabular_step(*arguments, task_of([FIRST]))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5)])
 def test_a_batch_steps_like_its_members_alone(shape):
     torch.manual_seed(0)
-    grid, cart, supply = random_arguments(shape)
+    grid, cart, supply, table = random_arguments(shape)
     for step, arguments in (
         (subgoal_grid_step, grid),
         (cart_pole_step, cart),
         (supply_chain_step, supply),
+        (first_step, table),
     ):
         together = step(*arguments)
         for at in torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)):
@@ -163,7 +186,7 @@ def test_an_episode_can_start_from_given_states(domain, observation):
     assert (start["step_count"] == 0).all()
 
 
-@pytest.mark.parametrize("domain", [SubgoalGridEnv, SupplyChainEnv])
+@pytest.mark.parametrize("domain", [SubgoalGridEnv, SupplyChainEnv, switching])
 def test_states_that_do_not_exist_cannot_be_reset_to(domain):
     env = domain(batch_size=[2])
     for wrong in (-1, env.num_states):
@@ -209,8 +232,12 @@ def test_the_counter_notices_waiting():
 @every_domain
 @every_observation
 def test_a_fake_accelerator_steps_and_resets(domain, observation):
+    given = domain(batch_size=[4], observation=observation)
     with fake_accelerator() as device:
-        env = domain(batch_size=[4], observation=observation, device=device)
+        if isinstance(given, TabularEnv):
+            env, _ = lookalike(given, device)  # Its tables are numbers from outside.
+        else:
+            env = domain(batch_size=[4], observation=observation, device=device)
         tensordict = env._reset(None)  # reset itself checks that nothing is done: a host sync
         for _ in range(3):
             action = torch.zeros(4, dtype=torch.int64, device=device)
@@ -260,13 +287,14 @@ def test_a_compiled_step_has_one_graph_and_the_same_trajectory(domain, observati
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_inductor_compiles_every_pure_step_whole():
-    grid, cart, supply = random_arguments((33,))
+    given, task = random_arguments((33,)), task_of([FIRST])
 
-    def all_three(grid, cart, supply):
-        return subgoal_grid_step(*grid), cart_pole_step(*cart), supply_chain_step(*supply)
+    def all_four(grid, cart, supply, table):
+        moves = subgoal_grid_step(*grid), cart_pole_step(*cart), supply_chain_step(*supply)
+        return *moves, tabular_step(*table, task)
 
-    compiled = torch.compile(all_three, fullgraph=True)(grid, cart, supply)
-    expected = all_three(grid, cart, supply)
+    compiled = torch.compile(all_four, fullgraph=True)(*given)
+    expected = all_four(*given)
     for got, want in zip(compiled, expected, strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 

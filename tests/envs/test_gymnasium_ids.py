@@ -10,9 +10,15 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-from bmc_torchrl.envs import SupplyNetwork, subgoal_grid_step
+from bmc_torchrl.envs import SupplyNetwork, frozen_lake, garnet, subgoal_grid_step
 from bmc_torchrl.envs.grid_world import SubgoalGrid
-from bmc_torchrl.envs.gymnasium_ids import GRID_ID, SUPPLY_CHAIN_ID, SubgoalGridGym, SupplyChainGym
+from bmc_torchrl.envs.gymnasium_ids import (
+    GRID_ID,
+    SUPPLY_CHAIN_ID,
+    TABULAR_ID,
+    SubgoalGridGym,
+    SupplyChainGym,
+)
 from bmc_torchrl.envs.rendering import draw_grid, draw_supply_chain
 
 IDS = [GRID_ID, SUPPLY_CHAIN_ID]
@@ -30,6 +36,18 @@ def test_gymnasiums_own_check_passes(name, observation):
 @pytest.mark.parametrize("name", IDS)
 def test_episodes_are_truncated_after_200_steps(name):
     env = gymnasium.make(name)
+    env.reset(seed=0)
+    flags = [env.step(0)[2:4] for _ in range(200)]
+    assert flags == [(False, False)] * 199 + [(False, True)]
+
+
+@pytest.mark.parametrize("observation", ["state", "encoded"])
+def test_a_finite_mdp_passes_gymnasiums_check_and_is_truncated_too(observation):
+    env = gymnasium.make(TABULAR_ID, mdp=frozen_lake(), observation=observation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env.unwrapped)
+    env = gymnasium.make(TABULAR_ID, mdp=garnet(5, 2, 2, seed=0))
     env.reset(seed=0)
     flags = [env.step(0)[2:4] for _ in range(200)]
     assert flags == [(False, False)] * 199 + [(False, True)]

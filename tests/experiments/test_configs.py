@@ -10,7 +10,7 @@ import pytest
 import torch
 from hydra.errors import ConfigCompositionException, HydraException, InstantiationException
 from hydra.utils import instantiate
-from jobs import EXPERIMENTS, FOREIGN, ROOT, built, settings, tiny, train
+from jobs import EXPERIMENTS, FINITE, FOREIGN, ROOT, built, settings, tiny, train
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -35,6 +35,7 @@ EVERY = [(group, name) for group, names in GROUPS.items() for name in names]
 WITH = {("learner", name): ["experiment=grid_dqn"] for name in GROUPS["learner"] if "dqn" in name}
 WITH["domain", "cart_pole"] = ["experiment=cart_sarsa"]
 WITH["domain", "gymnasium"] = ["experiment=taxi_sarsa"]
+WITH["domain", "tabular"] = ["experiment=lake_sarsa"]
 
 
 def test_the_groups_are_those_of_the_readme() -> None:
@@ -42,7 +43,7 @@ def test_the_groups_are_those_of_the_readme() -> None:
         *("domain", "experiment", "explore", "learner", "logger", "strategy", "sweep"),
         *("trainer", "whatif"),
     }
-    assert GROUPS["experiment"] == sorted([*EXPERIMENTS, *FOREIGN])
+    assert GROUPS["experiment"] == sorted([*EXPERIMENTS, *FINITE, *FOREIGN])
 
 
 @pytest.mark.parametrize(("group", "name"), EVERY)
@@ -55,6 +56,7 @@ def test_every_file_composes_and_resolves(group: str, name: str) -> None:
 
 SIZES = {"grid_sarsa": (150, 4), "supply_sarsa": (2601, 100), "cart_sarsa": (162, 2)}
 SIZES |= {"cart_sarsa protocol=paper": (108, 2), "frozen8_sarsa": (64, 4), "acrobot_dqn": (1, 3)}
+SIZES |= {"lake_sarsa +task.map_name=8x8": (64, 4), "garnet_sarsa task.actions=3": (50, 3)}
 SIZES["grid_sarsa +domain.env.grid={_target_: bmc_torchrl.envs.SubgoalGrid, rows: 6}"] = (180, 4)
 
 

@@ -179,6 +179,7 @@ def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
         np.uint64(0),
         _scratch(tests, np.float64),
         uniforms.numpy(),
+        0,
     )
     zeros = torch.zeros(tests, dtype=torch.int64)
     physics = torch.zeros(tests, 4, dtype=torch.float64)

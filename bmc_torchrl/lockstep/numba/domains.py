@@ -24,8 +24,8 @@ def domain_step(m: Any, p: Numbers, state: Scalar, action: Scalar, u: Scalar) ->
     raise NotImplementedError
 
 
-def domain_start(m: Any, p: Array, u: Numbers) -> Any:
-    """State of a new episode, its numbers written to `p` ``[4]``; by the class of `m`."""
+def domain_start(m: Any, p: Array, u: Numbers, episode: Scalar) -> Any:
+    """State of a new `episode`, its numbers written to `p` ``[4]``; by the class of `m`."""
     raise NotImplementedError
 
 
@@ -51,11 +51,11 @@ def _domain_step(m: Any, p: Any, state: Any, action: Any, u: Any) -> Any:
 
 
 @implements(domain_start)
-def _domain_start(m: Any, p: Any, u: Any) -> Any:
+def _domain_start(m: Any, p: Any, u: Any, episode: Any) -> Any:
     start, cell = _function(m, "start"), _function(m, "cell")
 
-    def begin(m: Any, p: Any, u: Any) -> Any:
-        (p[0], p[1], p[2], p[3]), state = start(m, u)
+    def begin(m: Any, p: Any, u: Any, episode: Any) -> Any:
+        (p[0], p[1], p[2], p[3]), state = start(m, u, episode)
         return np.int64(cell(m, (p[0], p[1], p[2], p[3]), state))
 
     return begin

@@ -135,7 +135,7 @@ def start_lanes(
         if drawn:
             draw_weights(net, lanes.networks[lane, 0], bits)
         draws = start_draws(bits, nothing, lane, lane)
-        lanes.state[lane] = domain_start(m, lanes.physics[lane], draws)
+        lanes.state[lane] = domain_start(m, lanes.physics[lane], draws, lanes.episode[lane])
         begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
 
 
@@ -260,11 +260,11 @@ def advance_lanes(
             if terminated or count >= rule.max_steps:
                 found, stream = (np.nan, np.nan, False), next_bits(bits)
                 if rule.tests > 0:
-                    found = greedy_episodes(m, rule, net, weights, stream, scratch)
+                    found = greedy_episodes(m, rule, net, weights, stream, scratch, episode)
                 episode = record_episode(rule, lanes, lane, count, found)
                 count = 0
                 begin_episode(rules, which_rule, parameters, memory, episode)
-                state = domain_start(m, physics, start_draws(bits, given, step, lane))
+                state = domain_start(m, physics, start_draws(bits, given, step, lane), episode)
                 p = (physics[0], physics[1], physics[2], physics[3])
         physics[0], physics[1], physics[2], physics[3] = p
         lanes.step_count[lane], lanes.state[lane], lanes.time[lane] = count, state, time
@@ -347,7 +347,13 @@ def maximum_and_mean(row: Array) -> tuple[Scalar, Scalar]:
 
 @compiled
 def greedy_episodes(
-    m: Any, rule: DQNRule, net: Network, weights: Array, stream: Bits, scratch: DQNScratch
+    m: Any,
+    rule: DQNRule,
+    net: Network,
+    weights: Array,
+    stream: Bits,
+    scratch: DQNScratch,
+    episode: Scalar,
 ) -> tuple[Scalar, Scalar, bool]:
     """Mean steps and discounted return of `tests` greedy episodes, and whether all were perfect.
 
@@ -356,7 +362,7 @@ def greedy_episodes(
     space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
     width, physics, slots = net.widths[-1] + 1, scratch.physics, scratch.slots
     nothing = physics[:0]
-    start_tests(m, rule.tests, stream, scratch, nothing)
+    start_tests(m, rule.tests, stream, scratch, nothing, episode)
     active, total_steps, ended_early, discount = rule.tests, 0, False, 1.0
     for step in range(rule.max_steps):
         total_steps += active

@@ -179,7 +179,7 @@ def start_lanes(
             for value in row:
                 lanes.row_sum[lane, state] += value
         draws = start_draws(bits, nothing, 0, lane)
-        lanes.state[lane] = domain_start(m, lanes.physics[lane], draws)
+        lanes.state[lane] = domain_start(m, lanes.physics[lane], draws, lanes.episode[lane])
         begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
 
 
@@ -264,7 +264,7 @@ def advance_lane(
             count = 0
             rate = learning_rate(rule.rate_initial, rule.rate_decay, rule.rate_floor, episode)
             begin_episode(rules, which_rule, parameters, memory, episode)
-            state = domain_start(m, physics, start_draws(bits, given, step, lane))
+            state = domain_start(m, physics, start_draws(bits, given, step, lane), episode)
             p = (physics[0], physics[1], physics[2], physics[3])
     physics[0], physics[1], physics[2], physics[3] = p
     lanes.step_count[lane], lanes.state[lane], lanes.action[lane] = count, state, action
@@ -278,7 +278,8 @@ def finish_episode(
     stream = next_bits(lanes.bits[lane])
     found = np.nan, np.nan, False
     if rule.tests > 0:
-        found = greedy_episodes(m, rule, lanes.greedy[lane], stream, scratch, nothing)
+        policy, episode = lanes.greedy[lane], lanes.episode[lane]
+        found = greedy_episodes(m, rule, policy, stream, scratch, nothing, episode)
     return record_episode(rule, lanes, lane, steps, found)
 
 
@@ -309,7 +310,13 @@ def record_episode(rule: Any, lanes: Any, lane: int, steps: int, found: Any) -> 
 
 @compiled
 def greedy_episodes(
-    m: Any, rule: Rule, policy: Array, stream: Bits, scratch: Scratch, given: Array
+    m: Any,
+    rule: Rule,
+    policy: Array,
+    stream: Bits,
+    scratch: Scratch,
+    given: Array,
+    episode: Scalar,
 ) -> tuple[Scalar, Scalar, bool]:
     """Mean steps and discounted return of `tests` greedy episodes, and whether all were perfect.
 
@@ -322,9 +329,10 @@ def greedy_episodes(
         stream: where their random numbers start.
         scratch: overwritten.
         given: uniforms ``[tests, 4 + max_steps]`` to use instead (four for the start), or empty.
+        episode: the training episode that they follow.
     """
     tests = rule.tests
-    start_tests(m, tests, stream, scratch, given)
+    start_tests(m, tests, stream, scratch, given, episode)
     active, total_steps, ended_early, discount = tests, 0, False, 1.0
     for step in range(rule.max_steps):
         total_steps += active
@@ -345,7 +353,9 @@ def greedy_episodes(
 
 
 @compiled
-def start_tests(m: Any, tests: int, stream: Bits, scratch: Any, given: Array) -> None:
+def start_tests(
+    m: Any, tests: int, stream: Bits, scratch: Any, given: Array, episode: Scalar
+) -> None:
     """Begin `tests` episodes; see :func:`greedy_episodes`."""
     streams = scratch.streams
     for j in range(tests):
@@ -358,7 +368,7 @@ def start_tests(m: Any, tests: int, stream: Bits, scratch: Any, given: Array) ->
         else:
             u = (given[j, 0], given[j, 1], given[j, 2], given[j, 3])
         streams[j] += GOLDEN + GOLDEN
-        scratch.states[j] = domain_start(m, scratch.physics[j], u)
+        scratch.states[j] = domain_start(m, scratch.physics[j], u, episode)
 
 
 @compiled
