@@ -14,12 +14,14 @@ from bmc_torchrl.strategies.schedules import (
 )
 from bmc_torchrl.strategies.stacked import StackedEpsilon
 from bmc_torchrl.strategies.vdbe import VDBEEpsilon, VDBERule
+from bmc_torchrl.strategies.wins import ExplorationWinsEpsilon, WinsRule
 
 __all__ = [
     "SCALAR_RULES",
     "BMCEpsilon",
     "ConstantEpsilon",
     "EpsilonStrategy",
+    "ExplorationWinsEpsilon",
     "GeometricEpsilon",
     "LinearEpsilon",
     "NoScalarFormError",
@@ -37,5 +39,6 @@ SCALAR_RULES: tuple[type[ScalarRule], ...] = (
     PowerRule,
     VDBERule,
     LinearRule,
+    WinsRule,
 )
 """Rules that an engine compiles together, so that one compilation serves every strategy here."""

@@ -9,12 +9,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from bmc_torchrl.exploration import VALUE_KEYS
 from bmc_torchrl.functional import (
     bootstrapped_return,
     epsilon_greedy_action,
     greedy_value,
     legal_action_at,
     uniform_value,
+    values_left,
 )
 from bmc_torchrl.learners.q_learning import Experience, Learning
 from bmc_torchrl.learners.ranks import from_all_ranks, rank, world_size
@@ -24,6 +26,10 @@ from bmc_torchrl.training.interaction import Interaction
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
 
 __all__ = ["OnlineLearning", "Pending"]
+
+
+Left = tuple[Tensor, Tensor, Tensor]
+"""What :func:`~bmc_torchrl.functional.values_left` gives."""
 
 
 class Pending(NamedTuple):
@@ -36,6 +42,7 @@ class Pending(NamedTuple):
         greedy: Return of acting greedily from then on, with Q before learning.
         uniform: Return of acting uniformly.
         chosen: Q(s, a) before learning, where the strategy learns from its change.
+        left: What Q said of the state that was left, where the strategy learns from it.
     """
 
     experience: Experience
@@ -44,6 +51,7 @@ class Pending(NamedTuple):
     greedy: Tensor
     uniform: Tensor
     chosen: Tensor | None
+    left: Left | None
 
 
 class OnlineLearning:
@@ -89,6 +97,7 @@ class OnlineLearning:
         self.learning_starts, self.frames_per_update = learning_starts, frames_per_update
         self.shared_posterior = shared_posterior
         self.needs_change = "value_change" in strategy.in_keys
+        self.needs_values = VALUE_KEYS[0] in strategy.in_keys
         self.step_hooks: list[Callable[[Tensor], None]] = []
         self.loss = torch.zeros(log.runs)
         self.started = False
@@ -135,11 +144,12 @@ class OnlineLearning:
         epsilon = self.epsilon_at(state)
         draws = torch.rand(2, len(value), dtype=torch.float32, device=value.device)
         action = self.action_from(value, epsilon, interaction.mask, draws)
+        left = self.left(value, action, interaction.mask)
         experience = interaction.step(action)
         greedy, uniform = self.returns(experience)
         self.learning.add(experience)
         chosen = self.chosen(value, action) if self.needs_change else None
-        self._pending = Pending(experience, epsilon, state, greedy, uniform, chosen)
+        self._pending = Pending(experience, epsilon, state, greedy, uniform, chosen, left)
 
     def epsilon_at(self, state: Tensor | None) -> Tensor:
         """ε of every run, in discrete states where it depends on them."""
@@ -177,6 +187,10 @@ class OnlineLearning:
         models = greedy_value(value, experience.mask), uniform_value(value, experience.mask)
         return [bootstrapped_return(experience.reward, v, self.gamma, ended) for v in models]
 
+    def left(self, value: Tensor, action: Tensor, mask: Tensor | None) -> Left | None:
+        """What Q says of the state being left, ``[runs]`` each; None where nobody asks."""
+        return values_left(value.float(), action, mask) if self.needs_values else None
+
     @torch.no_grad()
     def finish(self) -> None:
         """Let the strategy learn from the last transition, and account for it."""
@@ -188,7 +202,13 @@ class OnlineLearning:
             change = self.value_change(experience, pending.chosen)
         if self.strategy.needs_update:
             self.learn_epsilon(
-                experience.done, pending.state, pending.greedy, pending.uniform, change, self.active
+                experience.done,
+                pending.state,
+                pending.greedy,
+                pending.uniform,
+                change,
+                pending.left,
+                self.active,
             )
         self.account(experience, pending.epsilon)
 
@@ -221,6 +241,7 @@ class OnlineLearning:
         greedy: Tensor,
         uniform: Tensor,
         change: Tensor | None,
+        left: Left | None,
         active: Tensor | None,
     ) -> None:
         """Let the strategy learn from a transition, each argument ``[runs]`` or None."""
@@ -229,6 +250,8 @@ class OnlineLearning:
             entries["next"] = {"done": done.unsqueeze(-1)}
         if change is not None:
             entries["value_change"] = change
+        if left is not None:
+            entries |= zip(VALUE_KEYS, left, strict=True)
         if self.strategy.state_key is not None:
             entries[self.strategy.state_key] = state
         if active is not None:
