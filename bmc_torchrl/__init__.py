@@ -5,6 +5,7 @@ from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.strategies import (
     BMCEpsilon,
+    ChangeDetector,
     ConstantEpsilon,
     EpsilonStrategy,
     ExplorationWinsEpsilon,
@@ -18,6 +19,7 @@ from bmc_torchrl.strategies import (
 __all__ = [
     "AdaptiveEGreedyModule",
     "BMCEpsilon",
+    "ChangeDetector",
     "ConstantEpsilon",
     "EpsilonStrategy",
     "ExplorationWinsEpsilon",

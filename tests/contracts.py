@@ -15,9 +15,11 @@ from bmc_torchrl import (
     BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
+    ExplorationWinsEpsilon,
     GaussianLikelihood,
     GeometricEpsilon,
     LinearEpsilon,
+    NormalGammaPrior,
     PowerEpsilon,
     StackedEpsilon,
     VDBEEpsilon,
@@ -58,10 +60,12 @@ FACTORIES = {
     "linear": lambda shape: LinearEpsilon(0.8, 0.1, 50, batch_shape=shape),
     "vdbe": lambda shape: VDBEEpsilon(STATES, 1.0, 0.25, batch_shape=shape),
     "bmc": lambda shape: BMCEpsilon(batch_shape=shape),
+    "bmc-free": lambda shape: BMCEpsilon(prior=NormalGammaPrior(b0=None), batch_shape=shape),
     "bmc-gaussian": lambda shape: BMCEpsilon(likelihood=GaussianLikelihood(2.0), batch_shape=shape),
     "bmc-running": lambda shape: BMCEpsilon(likelihood=GaussianLikelihood(), batch_shape=shape),
     "bmc-state": lambda shape: BMCEpsilon(num_states=STATES, batch_shape=shape),
     "bmc-offline": lambda shape: BMCEpsilon(update="offline", batch_shape=shape),
+    "wins": lambda shape: ExplorationWinsEpsilon(5.0, batch_shape=shape),
     "stacked": stacked,
 }
 LEARNING = [name for name in FACTORIES if name not in ("plain", "constant")]
@@ -124,6 +128,7 @@ def transitions(batch: Sequence[int], agents: Sequence[int] = ()) -> TensorDict:
     each = (*batch, *agents)
     done = torch.rand(*batch, 1) < 0.3
     greedy = torch.randn(each)
+    promised = torch.randn(each)
     return TensorDict(
         {
             "state": torch.randint(STATES, batch),
@@ -131,6 +136,9 @@ def transitions(batch: Sequence[int], agents: Sequence[int] = ()) -> TensorDict:
             "greedy_return": greedy,
             "uniform_return": greedy - 3 * torch.rand(each),
             "value_change": torch.randn(each),
+            "chosen_value": promised - torch.rand(each),
+            "promised_value": promised,
+            "acted_greedily": torch.rand(each) < 0.4,
             "next": {"reward": torch.randn(*batch, 1), "done": done, "terminated": done.clone()},
         },
         batch,

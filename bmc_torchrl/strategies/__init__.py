@@ -2,6 +2,7 @@
 
 from bmc_torchrl.strategies.base import EpsilonStrategy
 from bmc_torchrl.strategies.bmc import BMCEpsilon, BMCRule
+from bmc_torchrl.strategies.changes import ChangeDetector
 from bmc_torchrl.strategies.scalar import NoScalarFormError, ScalarForm, ScalarRule
 from bmc_torchrl.strategies.schedules import (
     ConstantEpsilon,
@@ -19,6 +20,7 @@ from bmc_torchrl.strategies.wins import ExplorationWinsEpsilon, WinsRule
 __all__ = [
     "SCALAR_RULES",
     "BMCEpsilon",
+    "ChangeDetector",
     "ConstantEpsilon",
     "EpsilonStrategy",
     "ExplorationWinsEpsilon",

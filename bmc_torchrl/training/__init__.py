@@ -5,6 +5,7 @@ from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 from bmc_torchrl.training.callbacks import (
     AtomicCheckpoint,
     EpisodeProgress,
+    ForgetOnChange,
     GreedyEvaluation,
     ResultsTable,
     StopAfterPerfectTests,
@@ -19,6 +20,7 @@ __all__ = [
     "EpisodeProgress",
     "EpsilonGreedyDQN",
     "EpsilonGreedyLearner",
+    "ForgetOnChange",
     "GreedyEvaluation",
     "PublishedDQN",
     "ResultsTable",
