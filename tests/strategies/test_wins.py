@@ -176,5 +176,5 @@ def test_returns_write_the_values_of_the_state_being_left(space, masked, random)
 
 def test_missing_values_are_asked_for_by_name():
     data = collected((), torch.Generator()).exclude("chosen_value")
-    with pytest.raises(KeyError, match="'chosen_value'.*values=True"):
+    with pytest.raises(KeyError, match=r"'chosen_value'.*values=True"):
         ExplorationWinsEpsilon().update(data)
