@@ -7,7 +7,7 @@ import pytest
 import torch
 from chain_domain import ChainEnv, ChainLanes, ChainScalars, chain_step
 from tensordict import TensorDict
-from test_wins import KEYS, collected
+from wins_cases import KEYS, collected
 
 from bmc_torchrl import BMCEpsilon, ExplorationWinsEpsilon, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.functional import Moments

@@ -8,13 +8,13 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.modules import QValueModule
+from wins_cases import KEYS, collected
 
 from bmc_torchrl import ExplorationWinsEpsilon, OneStepReturns, functional
 from bmc_torchrl.strategies import walks, wins
 
 modest = settings(deadline=None, max_examples=60, derandomize=True)
 values = st.floats(-1e3, 1e3, allow_subnormal=False)
-KEYS = ("greedy_return", "uniform_return", "chosen_value", "promised_value", "acted_greedily")
 
 
 def scalar_reference(steps, alpha, corrected=True):
@@ -33,17 +33,6 @@ def scalar_reference(steps, alpha, corrected=True):
             else:
                 beta += weight
     return alpha, beta, drift
-
-
-def collected(shape, random, steps=60):
-    """Transitions ``[*shape, steps]``, some of them infinite, NaN, or without a lead."""
-    size = (*shape, steps)
-    draw = lambda: torch.rand(size, generator=random, dtype=torch.float64)  # noqa: E731
-    promised, greedily = 2 * draw(), draw() < 0.4
-    chosen = torch.where(greedily | (draw() < 0.1), promised, promised - draw())
-    greedy = 3 * draw()
-    entries = dict(zip(KEYS, (greedy, greedy - draw(), chosen, promised, greedily), strict=True))
-    return TensorDict(entries, size, names=[None] * len(shape) + ["time"])
 
 
 def spoiled(data, random):

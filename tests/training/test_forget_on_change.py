@@ -4,20 +4,41 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gymnasium
+import lightning as L  # noqa: N812
 import pytest
 import torch
-from jobs import built, tiny, trained
-from test_dqn import SaveAt, assert_identical, everything, module, trainer
+from jobs import assert_identical, built, tiny, trained
+from torch import nn
 
 from bmc_torchrl import BMCEpsilon, ChangeDetector
 from bmc_torchrl.learners.values import QNetwork
-from bmc_torchrl.training import ForgetOnChange
+from bmc_torchrl.training import EpsilonGreedyDQN, ForgetOnChange
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
 ]
 EAGER = {"threshold": 0.5, "tolerance": 0.0, "least_episodes": 2}
+
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def module(network: nn.Module, strategy: BMCEpsilon, **options) -> EpsilonGreedyDQN:
+    torch.manual_seed(0)
+    options = {"batch_size": 8, "buffer_size": 200, **options}
+    return EpsilonGreedyDQN(lambda: gymnasium.make("CartPole-v1"), network, strategy, **options)
+
+
+def trainer(steps: int, *callbacks: ForgetOnChange) -> L.Trainer:
+    return L.Trainer(
+        max_steps=steps,
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        enable_checkpointing=False,
+        **QUIET,
+    )
 
 
 class Told(BMCEpsilon):
@@ -30,13 +51,13 @@ class Told(BMCEpsilon):
 
 def made(shape: tuple[int, ...] = (2,)):
     network = QNetwork(4, 2, (8,), runs=2)
-    return module(runs=2, episodes=12, q_network=network, strategy=Told(batch_shape=shape))
+    return module(network, Told(batch_shape=shape), runs=2, episodes=12)
 
 
 @pytest.mark.parametrize("shape", [(2,), ()])
 def test_a_run_is_reset_where_its_returns_fall(shape) -> None:
     learner, callback = made(shape), ForgetOnChange(strength=7.0, **EAGER)
-    trainer(2000, callbacks=[callback]).fit(learner)
+    trainer(2000, callback).fit(learner)
     returns = learner.log_of_episodes.train_returns
     expected, fired = ChangeDetector(**EAGER, batch_shape=[2]), []
     for episode in returns.unbind(-1):
@@ -49,16 +70,19 @@ def test_a_run_is_reset_where_its_returns_fall(shape) -> None:
 
 
 def test_a_resumed_job_watches_on(tmp_path: Path) -> None:
-    build = lambda: module(strategy=BMCEpsilon())  # noqa: E731
+    def build() -> EpsilonGreedyDQN:
+        torch.manual_seed(0)
+        return module(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), BMCEpsilon())
+
     whole, watching = build(), ForgetOnChange(0.5, **EAGER)
-    trainer(120, callbacks=[watching]).fit(whole)
-    saved, again = tmp_path / "saved.ckpt", ForgetOnChange(0.5, **EAGER)
-    first = trainer(90, callbacks=[ForgetOnChange(0.5, **EAGER), SaveAt(70, saved)])
+    trainer(120, watching).fit(whole)
+    first, saved = trainer(70, ForgetOnChange(0.5, **EAGER)), tmp_path / "saved.ckpt"
     first.fit(build())
-    second = build()
-    trainer(120, callbacks=[again]).fit(second, ckpt_path=saved, weights_only=True)
-    assert_identical(everything(whole), everything(second))
-    assert_identical(watching.detector.state_dict(), again.detector.state_dict())
+    first.save_checkpoint(saved)
+    second, again = build(), ForgetOnChange(0.5, **EAGER)
+    trainer(120, again).fit(second, ckpt_path=saved, weights_only=True)
+    assert_identical(dict(second.state_dict()), dict(whole.state_dict()))
+    assert_identical(again.detector.state_dict(), watching.detector.state_dict())
     assert watching.detector.changes > 0
 
 
