@@ -26,6 +26,7 @@ from bmc_torchrl.functional import (
     epsilon_greedy_action,
     greedy_return,
     uniform_return,
+    values_left,
 )
 from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
 from bmc_torchrl.strategies.base import PADDING_KEYS
@@ -36,6 +37,9 @@ _FORGOTTEN = "call `explore.update(returns(transition))` for every batch that th
 _NOT_OURS = (
     "The tensordict has an entry {!r} that is not {}, which would be written over it: pass {}_key=."
 )
+VALUE_KEYS = ["chosen_value", "promised_value", "acted_greedily"]
+"""Where :class:`OneStepReturns` writes what Q says of the state being left."""
+
 _CAUSES = {
     "mask": "masked as padding, or as of a run that has finished",
     "foreign": "not taken by this policy (drawn at random by the collector, or acted greedily)",
@@ -396,6 +400,11 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
     actions only, with C51's atoms reduced over their support, and with :math:`\gamma^n` where
     ``MultiStep`` wrote ``"steps_to_next_obs"``.
 
+    With ``values=True`` it also writes what Q says of the state being left, for
+    :class:`~bmc_torchrl.ExplorationWinsEpsilon`: ``"chosen_value"``, :math:`Q(s, a)`;
+    ``"promised_value"``, :math:`\max Q(s, \cdot)`; and ``"acted_greedily"``, whether the action is
+    the greedy one. This asks `q_actor` a second time.
+
     Args:
         q_actor (TensorDictModuleBase): what writes the action values of an observation, without
             exploration.
@@ -413,6 +422,10 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
             Default: ``"greedy_return"``.
         uniform_return_key (NestedKey, optional): where :math:`G^U` goes.
             Default: ``"uniform_return"``.
+        values (bool, optional): whether to write the values of the state being left.
+            Default: False.
+        action_key (NestedKey, optional): where the action taken is, if they are written.
+            Default: ``"action"``.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -438,6 +451,8 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
         action_mask_key: NestedKey | None = None,
         greedy_return_key: NestedKey = "greedy_return",
         uniform_return_key: NestedKey = "uniform_return",
+        values: bool = False,
+        action_key: NestedKey = "action",
     ) -> None:
         super().__init__()
         if not 0 <= gamma <= 1:
@@ -453,7 +468,12 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
         self.reward_key, self.terminated_key = reward_key, terminated_key
         keys = [reward_key, terminated_key, self.action_mask_key, *q_actor.in_keys]
         self.in_keys = list(dict.fromkeys(_below("next", key) for key in keys if key is not None))
-        self.out_keys = [greedy_return_key, uniform_return_key]
+        self.return_keys = [greedy_return_key, uniform_return_key]
+        self.out_keys = list(self.return_keys)
+        self.action_key, self.values = action_key, values
+        if values:
+            self.in_keys += [action_key, *q_actor.in_keys]
+            self.out_keys += VALUE_KEYS
 
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -472,35 +492,58 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
                 f"{sorted(map(str, tensordict.keys(True, True)))}."
             )
         after = tensordict.get("next")
-        value = self.next_action_value(after)
+        value = self.action_value(after)
         mask = None if self.action_mask_key is None else after.get(self.action_mask_key).bool()
         ended = None if self.terminated_key is None else after.get(self.terminated_key)
         reward = _like(after.get(self.reward_key), value)
         gamma = self._discount(tensordict, reward)
         ended = None if ended is None else _like(ended, value)
-        # Several action variables: Q is the sum of theirs, as in TorchRL's QValueModule.
-        sizes = _attribute(self.q_actor, "var_nums") or [value.shape[-1]]
-        values = torch.split(value, sizes, -1)
-        masks = [None] * len(sizes) if mask is None else torch.split(mask, sizes, -1)
-        for key, function in zip(self.out_keys, (greedy_return, uniform_return), strict=True):
+        each = self._each_variable(value, mask)
+        for key, function in zip(self.return_keys, (greedy_return, uniform_return), strict=True):
             bootstraps = [
                 function(torch.zeros_like(reward), v, gamma, terminated=ended, action_mask=m)
-                for v, m in zip(values, masks, strict=True)
+                for v, m in each
             ]
             tensordict.set(key, sum(bootstraps, start=reward))
+        if self.values:
+            self._write_values(tensordict)
         return tensordict
 
-    def next_action_value(self, after: TensorDictBase) -> Tensor:
-        """Q(s′, ·) of a transition.
+    def _each_variable(
+        self, value: Tensor, mask: Tensor | None
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """The values and mask of each action variable, of which Q is the sum, as TorchRL's is."""
+        sizes = _attribute(self.q_actor, "var_nums") or [value.shape[-1]]
+        masks = [None] * len(sizes) if mask is None else torch.split(mask, sizes, -1)
+        return list(zip(torch.split(value, sizes, -1), masks, strict=True))
+
+    def _write_values(self, tensordict: TensorDictBase) -> None:
+        value, action = self.action_value(tensordict), tensordict.get(self.action_key)
+        mask = None if self.action_mask_key is None else tensordict.get(self.action_mask_key).bool()
+        each = self._each_variable(value, mask)
+        sizes = [v.shape[-1] for v, _ in each]
+        if action.shape == value.shape:
+            indices = [one_hot.int().argmax(-1) for one_hot in torch.split(action, sizes, -1)]
+        else:
+            shape = (*value.shape[:-1], len(sizes))
+            indices = list(action.reshape(shape).long().unbind(-1))
+        left = [values_left(v, a, m) for (v, m), a in zip(each, indices, strict=True)]
+        chosen, promised, greedily = (torch.stack(part) for part in zip(*left, strict=True))
+        found = (chosen.sum(0), promised.sum(0), greedily.all(0))
+        for key, entry in zip(VALUE_KEYS, found, strict=True):
+            tensordict.set(key, entry)
+
+    def action_value(self, tensordict: TensorDictBase) -> Tensor:
+        """Q of an observation.
 
         Args:
-            after (TensorDictBase): its ``"next"`` part, ``[*batch]``.
+            tensordict (TensorDictBase): a transition, or its ``"next"`` part, ``[*batch]``.
 
         Returns:
             ``[*batch, actions]``.
         """
         with set_exploration_type(ExplorationType.DETERMINISTIC):
-            written = self.q_actor(after.select(*self.q_actor.in_keys, strict=False))
+            written = self.q_actor(tensordict.select(*self.q_actor.in_keys, strict=False))
         value: Tensor = written.get(self.action_value_key)
         support = _attribute(self.q_actor, "support")
         return value if support is None else categorical_mean(value, support)

@@ -1,4 +1,4 @@
-"""The equations of ε-BMC as pure functions of tensors.
+"""The equations of ε-BMC and its neighbours as pure functions of tensors.
 
 Every function broadcasts over leading dimensions and keeps no state. Equation numbers are those of
 [GSL19]: Gimelfarb, Sanner, Lee, "ε-BMC: A Bayesian Ensemble Approach to Epsilon-Greedy Exploration
@@ -15,11 +15,15 @@ from torch import Tensor
 
 __all__ = [
     "Moments",
+    "PageHinkley",
     "beta_moment_match",
+    "beta_of_strength",
     "beta_quantile",
     "bootstrapped_return",
     "categorical_mean",
     "epsilon_greedy_action",
+    "exploratory_win",
+    "forgotten",
     "gaussian_log_evidence_ratio",
     "geometric_decay",
     "greedy_return",
@@ -28,11 +32,15 @@ __all__ = [
     "linear_decay",
     "mixture_return",
     "normalised_value",
+    "page_hinkley_update",
+    "positive_error",
     "power_decay",
     "precision_posterior",
+    "prior_rate",
     "student_t_log_evidence_ratio",
     "uniform_return",
     "uniform_value",
+    "values_left",
     "vdbe_epsilon",
     "welford_update",
     "zeta_cdf",
@@ -338,6 +346,28 @@ def welford_update(moments: Moments, observation: Tensor, taken: Tensor | None =
     )
 
 
+def prior_rate(a0: Tensor, b0: Tensor, moments: Moments) -> Tensor:
+    r"""Prior rate of the precision: :math:`b_0`, or :math:`a_0 \hat\sigma^2` where that is 0.
+
+    The latter puts the prior variance :math:`b_0 / a_0` at the returns' running one, so that the
+    evidence depends on no unit of reward: rewards times :math:`2^k` change no bit of it.
+
+    Args:
+        a0 (Tensor): prior shape of the precision, ``[*batch]``.
+        b0 (Tensor): prior rate of the precision, ``[*batch]``, or 0 to follow the returns.
+        moments (Moments): of the returns, ``[*batch]``.
+
+    Returns:
+        ``[*batch]``; 0 where it follows returns of which no two have differed.
+
+    Examples:
+        >>> seen = Moments(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(8.0))
+        >>> prior_rate(torch.tensor(500.0), torch.tensor([500.0, 0.0]), seen)
+        tensor([ 500., 2000.])
+    """
+    return torch.where(b0 > 0, b0, a0 * moments.variance)
+
+
 def precision_posterior(
     moments: Moments,
     mu0: float | Tensor,
@@ -468,6 +498,201 @@ def beta_moment_match(
         torch.addcmul(alpha, torch.addcmul(u, u, alpha), c, value=-1),
         torch.addcmul(beta, torch.addcmul(g, g, beta), c),
     )
+
+
+def beta_of_strength(
+    alpha: Tensor, beta: Tensor, strength: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""The Beta of the same mean whose strength :math:`\alpha + \beta` is another.
+
+    Args:
+        alpha (Tensor): ``[*batch]``.
+        beta (Tensor): ``[*batch]``.
+        strength (float or Tensor): the new :math:`\alpha + \beta`, ``[*batch]``.
+
+    Returns:
+        :math:`\alpha` and :math:`\beta`, ``[*batch]`` each.
+
+    Examples:
+        >>> beta_of_strength(torch.tensor(1.0), torch.tensor(3.0), 100.0)
+        (tensor(25.), tensor(75.))
+    """
+    total = alpha + beta
+    return strength * (alpha / total), strength * (beta / total)
+
+
+def forgotten(learned: Tensor, prior: Tensor, rate: Tensor) -> Tensor:
+    r"""What is left of evidence after a share `rate` of it is forgotten.
+
+    Of a posterior :math:`p(\varepsilon \mid D) \propto \pi(\varepsilon) L(\varepsilon)` the power
+    prior :math:`\pi L^{1-r}` (Ibrahim & Chen 2000) is left. A Beta stays a Beta, whose parameters
+    are :math:`\alpha' = (1-r)\alpha + r\alpha_0` and likewise :math:`\beta'`; counts and sums,
+    whose prior is 0, are thinned to :math:`1-r` of themselves. Forgetting :math:`r` and then
+    :math:`r'` is forgetting :math:`1 - (1-r)(1-r')`.
+
+    Args:
+        learned (Tensor): a natural parameter of the posterior, or a sum over the data,
+            ``[*batch]``.
+        prior (Tensor): what it was before any data, ``[*batch]``.
+        rate (Tensor): :math:`r` between 0, nothing, and 1, everything, both exact; ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> forgotten(torch.tensor(9.0), torch.tensor(1.0), torch.tensor([0.0, 0.5, 1.0]))
+        tensor([9., 5., 1.])
+    """
+    return torch.lerp(learned, prior.expand_as(learned), rate.to(learned))
+
+
+def values_left(
+    action_value: Tensor, action: Tensor, action_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""What Q says of the state being left: :math:`Q(s, a)`, :math:`\max Q(s, \cdot)`, if equal.
+
+    Args:
+        action_value (Tensor): :math:`Q(s, \cdot)`, ``[*batch, actions]``.
+        action (Tensor): index of the action taken, ``[*batch]``.
+        action_mask (Tensor, optional): ``[*batch, actions]``, True for legal actions.
+
+    Returns:
+        The value of the action, what acting greedily promises, and whether the action is the
+        greedy one, bool, ``[*batch]`` each. Of several with the largest value one is greedy.
+
+    Examples:
+        >>> values_left(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), torch.tensor([0, 1]))
+        (tensor([1., 2.]), tensor([3., 2.]), tensor([False, False]))
+    """
+    chosen = action_value.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    if action_mask is not None:
+        action_value = action_value.masked_fill(~action_mask, -torch.inf)
+    promised, greedy = action_value.max(-1)
+    return chosen, promised, action == greedy
+
+
+def positive_error(observed: Tensor, chosen: Tensor) -> Tensor:
+    """By how much a return exceeds the value of its action, at least 0.
+
+    Of greedy steps it is the drift that :func:`exploratory_win` is corrected by.
+
+    Args:
+        observed (Tensor): the return, ``[*batch]``.
+        chosen (Tensor): :math:`Q(s, a)` before learning, ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> positive_error(torch.tensor([3.0, 1.0]), torch.tensor(2.0))
+        tensor([1., 0.])
+    """
+    return (observed - chosen).clamp(min=0)
+
+
+def exploratory_win(
+    observed: Tensor, chosen: Tensor, promised: Tensor, drift: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""How much a non-greedy action counts as won or lost against what greedy promised.
+
+    With :math:`q = Q(s, a) < m = \max Q(s, \cdot)` and :math:`G' = G - d`, the action won if
+    :math:`G' > m`, and counts by its surprise,
+
+    .. math:: w = \frac{(G' - q)^2}{(G' - q)^2 + (m - q)^2}:
+
+    repeating a known loss is no evidence. The drift :math:`d` removes wins that come only from all
+    values rising. Nothing here has a unit: values times :math:`2^k` change no bit.
+
+    Args:
+        observed (Tensor): the return :math:`G`, ``[*batch]``.
+        chosen (Tensor): :math:`q`, ``[*batch]``.
+        promised (Tensor): :math:`m`, ``[*batch]``.
+        drift (Tensor): :math:`d`, ``[*batch]``.
+
+    Returns:
+        The weight of a win and that of a loss, one of which is 0, ``[*batch]`` each; both are where
+        the action promised as much as the greedy one.
+
+    Examples:
+        >>> returns, nothing = torch.tensor([3.0, 0.0, 1.0]), torch.tensor(0.0)
+        >>> exploratory_win(returns, torch.tensor(1.0), torch.tensor(2.0), nothing)
+        (tensor([0.8000, 0.0000, 0.0000]), tensor([0.0000, 0.5000, 0.0000]))
+    """
+    corrected = observed - drift
+    surprise, lead = corrected - chosen, promised - chosen
+    judged = lead > 0
+    # The larger of the two becomes 1, so that no square is lost or infinite.
+    scale = torch.where(judged, torch.maximum(surprise.abs(), lead), 1.0)
+    squared = (surprise / scale).square()
+    weight = torch.where(judged, squared / (squared + (lead / scale).square()), 0.0)
+    won = corrected > promised
+    return torch.where(won, weight, 0.0), torch.where(won, 0.0, weight)
+
+
+class PageHinkley(NamedTuple):
+    """What Page's test for a fall of the mean remembers of a stream.
+
+    Args:
+        num (Tensor): how many observations, ``[*batch]``.
+        mean (Tensor): their mean, ``[*batch]``.
+        m2 (Tensor): sum of their squared deviations from it, ``[*batch]``.
+        total (Tensor): sum of standardised deviations and tolerances, ``[*batch]``.
+        peak (Tensor): the largest that sum has been, ``[*batch]``.
+
+    Examples:
+        >>> PageHinkley(*torch.tensor([9.0, 0.0, 8.0, -4.0, 1.5])).fall
+        tensor(5.5000)
+    """
+
+    num: Tensor
+    mean: Tensor
+    m2: Tensor
+    total: Tensor
+    peak: Tensor
+
+    @property
+    def fall(self) -> Tensor:
+        """How far the sum is below its peak, in standard deviations."""
+        return self.peak - self.total
+
+
+def page_hinkley_update(
+    state: PageHinkley,
+    observation: Tensor,
+    tolerance: float | Tensor,
+    taken: Tensor | None = None,
+) -> PageHinkley:
+    r"""Page's test (1954), in Hinkley's form (1971) with a running mean, after one observation.
+
+    :math:`S_n = \sum_i ((x_i - \bar x_i) / s_i + \delta)` rises by :math:`\delta` on average while
+    the mean stays, and falls once it falls by more than :math:`\delta` standard deviations;
+    :math:`\max_k S_k - S_n` is then the evidence. :math:`\bar x_i` and :math:`s_i` are those of
+    the first :math:`i`, so that no unit matters.
+
+    Args:
+        state (PageHinkley): what is known so far, ``[*batch]``.
+        observation (Tensor): ``[*batch]``.
+        tolerance (float or Tensor): :math:`\delta`, in standard deviations.
+        taken (Tensor, optional): ``[*batch]``, False where there is no observation.
+
+    Returns:
+        The new state, unchanged where not `taken`.
+
+    Examples:
+        >>> state = PageHinkley(*torch.zeros(5))
+        >>> for observation in torch.tensor([1.0, 3.0, 2.0, -9.0]):
+        ...     state = page_hinkley_update(state, observation, 0.25)
+        >>> state.fall
+        tensor(1.2337)
+    """
+    if taken is None:
+        taken = torch.ones_like(state.num, dtype=torch.bool)
+    moments = welford_update(Moments(*state[:3]), observation, taken)
+    spread = moments.variance.sqrt()
+    known = taken & (spread > 0)
+    moved = (torch.where(known, observation, 0.0) - moments.mean) / torch.where(known, spread, 1.0)
+    total = torch.where(known, state.total + moved + tolerance, state.total)
+    return PageHinkley(*moments, total, torch.maximum(state.peak, total))
 
 
 def beta_quantile(alpha: Tensor, beta: Tensor, probability: float) -> Tensor:

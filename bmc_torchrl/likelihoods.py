@@ -15,6 +15,7 @@ from bmc_torchrl.functional import (
     Moments,
     gaussian_log_evidence_ratio,
     precision_posterior,
+    prior_rate,
     student_t_log_evidence_ratio,
 )
 from bmc_torchrl.precision import KeepsPrecision, PerRun, per_run, require_run_shape, shown
@@ -85,32 +86,47 @@ class NormalGammaPrior:
     :math:`b_0 / a_0` is the prior variance of returns; scaling rewards by :math:`k` and `b0` by
     :math:`k^2` leaves ε unchanged. Each field is a number, or one per run.
 
+    With ``b0=None`` the prior is *scale-free*: :math:`b_0 = a_0 \hat\sigma^2` follows the running
+    variance of the returns, so that no unit of reward matters, and rewards times :math:`2^k` give
+    the same ε bit for bit. Nothing is then learned until two returns have differed.
+
     Args:
         mu0 (float, sequence of float or Tensor, optional): mean of the returns' mean. Default: 0.
         tau0 (float, sequence of float or Tensor, optional): how many returns the mean is worth.
             Default: 1.
         a0 (float, sequence of float or Tensor, optional): shape of the precision. Default: 500.
-        b0 (float, sequence of float or Tensor, optional): rate of the precision. Default: 500.
+        b0 (float, sequence of float or Tensor, optional): rate of the precision, or None to follow
+            the returns. Default: 500.
 
     Examples:
         >>> NormalGammaPrior(b0=50.0)
         NormalGammaPrior(mu0=0.0, tau0=1.0, a0=500.0, b0=50.0)
+        >>> StudentTLikelihood(NormalGammaPrior(b0=None))
+        StudentTLikelihood(mu0=0, tau0=1, a0=500, b0=running)
     """
 
     mu0: PerRun = 0.0
     tau0: PerRun = 1.0
     a0: PerRun = 500.0
-    b0: PerRun = 500.0
+    b0: PerRun | None = 500.0
 
     def __post_init__(self) -> None:
-        per_run(self.mu0, "NormalGammaPrior: mu0", torch.isfinite, "finite")
+        mu0 = per_run(self.mu0, "NormalGammaPrior: mu0", torch.isfinite, "finite")
         for name in ("tau0", "a0", "b0"):
             value = getattr(self, name)
-            per_run(value, f"NormalGammaPrior: {name}", lambda x: x > 0, _POSITIVE)
+            if value is not None:
+                per_run(value, f"NormalGammaPrior: {name}", lambda x: x > 0, _POSITIVE)
+        if self.b0 is None and bool((mu0 != 0).any()):
+            raise ValueError(
+                f"NormalGammaPrior: mu0 must be 0 where b0=None, got {self.mu0}: a mean has a "
+                "unit, and the prior would not be scale-free."
+            )
 
 
 class StudentTLikelihood(Likelihood):
     """Normal returns whose unknown precision is integrated out ([GSL19], Eqs. (8)–(10)).
+
+    The buffer ``b0`` is 0 where the prior follows the returns, so that a checkpoint says so, too.
 
     Args:
         prior (NormalGammaPrior, optional): of the returns' mean and precision.
@@ -129,15 +145,23 @@ class StudentTLikelihood(Likelihood):
         self.a0: Tensor
         self.b0: Tensor
         for name in ("mu0", "tau0", "a0", "b0"):
-            value = torch.as_tensor(getattr(prior, name), dtype=torch.float64)
+            given = getattr(prior, name)
+            value = torch.as_tensor(0.0 if given is None else given, dtype=torch.float64)
             self.register_buffer(name, value.detach().clone())
 
     def log_evidence_ratio(
         self, gap: Tensor, alpha: Tensor, beta: Tensor, moments: Moments
     ) -> Tensor:
         """See :meth:`Likelihood.log_evidence_ratio`."""
-        a, b = precision_posterior(moments, self.mu0, self.tau0, self.a0, self.b0)
-        return student_t_log_evidence_ratio(gap, alpha, beta, a, b)
+        b0 = prior_rate(self.a0, self.b0, moments)
+        a, b = precision_posterior(moments, self.mu0, self.tau0, self.a0, b0)
+        ratio = student_t_log_evidence_ratio(gap, alpha, beta, a, b)
+        return torch.where(b0 > 0, ratio, 0.0)
+
+    def extra_repr(self) -> str:
+        """The prior, and whether its rate is the running one."""
+        parts = [f"{name}={shown(getattr(self, name))}" for name in ("mu0", "tau0", "a0")]
+        return ", ".join([*parts, f"b0={_shown_or_running(self.b0)}"])
 
 
 class GaussianLikelihood(Likelihood):
@@ -177,5 +201,9 @@ class GaussianLikelihood(Likelihood):
 
     def extra_repr(self) -> str:
         """The variance, or that it is the running one."""
-        text = shown(self.variance)
-        return f"variance={'running' if text.partition(' (')[0] == '0' else text}"
+        return f"variance={_shown_or_running(self.variance)}"
+
+
+def _shown_or_running(value: Tensor) -> str:
+    text = shown(value)
+    return "running" if text.partition(" (")[0] == "0" else text

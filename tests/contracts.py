@@ -16,9 +16,11 @@ from bmc_torchrl import (
     BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
+    ExplorationWinsEpsilon,
     GaussianLikelihood,
     GeometricEpsilon,
     LinearEpsilon,
+    NormalGammaPrior,
     PowerEpsilon,
     RepeatedAction,
     SoftmaxAction,
@@ -62,7 +64,9 @@ FACTORIES = {
     "power": lambda shape: PowerEpsilon(0.5, 0.5, batch_shape=shape),
     "linear": lambda shape: LinearEpsilon(0.8, 0.1, 50, batch_shape=shape),
     "vdbe": lambda shape: VDBEEpsilon(STATES, 1.0, 0.25, batch_shape=shape),
+    "wins": lambda shape: ExplorationWinsEpsilon(5.0, batch_shape=shape),
     "bmc": lambda shape: BMCEpsilon(batch_shape=shape),
+    "bmc-free": lambda shape: BMCEpsilon(prior=NormalGammaPrior(b0=None), batch_shape=shape),
     "bmc-gaussian": lambda shape: BMCEpsilon(likelihood=GaussianLikelihood(2.0), batch_shape=shape),
     "bmc-running": lambda shape: BMCEpsilon(likelihood=GaussianLikelihood(), batch_shape=shape),
     "bmc-state": lambda shape: BMCEpsilon(num_states=STATES, batch_shape=shape),
@@ -137,7 +141,7 @@ def transitions(batch: Sequence[int], agents: Sequence[int] = ()) -> TensorDict:
     each = (*batch, *agents)
     done = torch.rand(*batch, 1) < 0.3
     greedy = torch.randn(each)
-    return TensorDict(
+    data = TensorDict(
         {
             "state": torch.randint(STATES, batch),
             "taken": torch.ones(each, dtype=torch.bool),
@@ -148,6 +152,9 @@ def transitions(batch: Sequence[int], agents: Sequence[int] = ()) -> TensorDict:
         },
         batch,
     )
+    promised = torch.randn(each)
+    data["chosen_value"], data["promised_value"] = promised - torch.rand(each), promised
+    return data.set("acted_greedily", torch.rand(each) < 0.4)
 
 
 def memory(strategy: torch.nn.Module) -> dict[str, Tensor]:

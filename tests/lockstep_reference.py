@@ -30,6 +30,7 @@ from bmc_torchrl.strategies import (
     BMCEpsilon,
     ConstantEpsilon,
     EpsilonStrategy,
+    ExplorationWinsEpsilon,
     GeometricEpsilon,
     PowerEpsilon,
     StackedEpsilon,
@@ -60,6 +61,7 @@ STRATEGIES: dict[str, Any] = {
         env.num_states, 0.05, 1 / env.num_actions, batch_shape=[runs]
     ),
     "bmc": lambda env, runs: BMCEpsilon(2.0, 2.01, batch_shape=[runs]),
+    "wins": lambda env, runs: ExplorationWinsEpsilon(5.0, batch_shape=[runs]),
     "stacked": lambda env, runs: StackedEpsilon(
         [
             BMCEpsilon(2.0, 2.01, batch_shape=[1]),
@@ -94,7 +96,8 @@ class ReferenceDQN:
         self.network = make_network(self.env)
         self.actor = q_actor(self.network, self.env.num_actions, in_key="observation")
         self.explore = AdaptiveEGreedyModule(self.env.action_spec, strategy=strategy)
-        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None)
+        values = "chosen_value" in strategy.in_keys
+        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None, values=values)
         self.replay = run_replay_buffer(DQN.capacity, RUNS, DQN.batch_size)
         self.parameters = {n: p.data for n, p in self.network.named_parameters()}
         self.moments = adam_state(self.parameters)
@@ -201,7 +204,8 @@ class ReferenceSarsa:
         self.table = make_table(self.env)
         self.actor = q_actor(self.table, self.env.num_actions)
         self.explore = AdaptiveEGreedyModule(self.env.action_spec, strategy=strategy)
-        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None)
+        values = "chosen_value" in strategy.in_keys
+        self.returns = OneStepReturns(self.actor, gamma=0.9, terminated_key=None, values=values)
         self.carrier, self.before = self.env.reset(), next_action == "before"
         self.first = torch.ones(RUNS, dtype=torch.bool)
         self.episodes = torch.zeros(RUNS)

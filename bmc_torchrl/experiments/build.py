@@ -23,6 +23,7 @@ from bmc_torchrl import (
 from bmc_torchrl.errors import SettingsError
 from bmc_torchrl.experiments.configs import plain, replaces_uniformly
 from bmc_torchrl.experiments.settings import chosen_device, chosen_strategies
+from bmc_torchrl.exploration import VALUE_KEYS
 from bmc_torchrl.learners.builders import build_learner, build_network
 from bmc_torchrl.learners.q_learning import Target, dqn_loss
 from bmc_torchrl.learners.settings import DQNSettings, LearnerSettings, RunSettings
@@ -250,7 +251,8 @@ def _build_published(cfg: DictConfig, strategy: EpsilonStrategy, settings: Learn
     acted = TransformedEnv(env, InitTracker()) if replacement.remembers else env
     test_every = cfg.domain.get("test_every", 1)
     masked = "terminated" if run.mask_terminated else None
-    returns = OneStepReturns(q_actor, run.gamma, terminated_key=masked)
+    values = VALUE_KEYS[0] in strategy.in_keys
+    returns = OneStepReturns(q_actor, run.gamma, terminated_key=masked, values=values)
     learner = EpsilonGreedyLearner(
         q_actor,
         AdaptiveEGreedyModule(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.lanes import Noise
-from bmc_torchrl.functional import epsilon_greedy_action
+from bmc_torchrl.functional import epsilon_greedy_action, values_left
 from bmc_torchrl.learners.settings import PublishedDQNSettings, RunSettings
 from bmc_torchrl.learners.values import QNetwork
 from bmc_torchrl.lockstep.compiling import CompiledOnce
@@ -283,7 +283,9 @@ class DQNLockstep(Lockstep):
         next_value, value, change, loss = torch.split(self.learned, sizes, -1)
         reward, flags = seen[:, -3], seen[:, -1]
         done = flags > 0
-        self._update_strategy(index, reward, flags > 1, done, next_value, change.squeeze(-1))
+        left = values_left(self.value, seen[:, -2].long()) if self.needs_values else None
+        change = change.squeeze(-1)
+        self._update_strategy(index, reward, flags > 1, done, next_value, change, left)
         self.value.copy_(value)
         return self._count_episodes(done, epsilon, reward, loss.squeeze(-1))
 

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
+from bmc_torchrl.exploration import VALUE_KEYS
 from bmc_torchrl.functional import greedy_return, uniform_return
 from bmc_torchrl.learners.settings import RunSettings
 from bmc_torchrl.lockstep.compiling import CompiledOnce
@@ -63,6 +64,7 @@ class Lockstep(ABC):
         if run.tests < 1:
             raise ValueError(f"tests must be at least 1 in this engine, got {run.tests}.")
         self.strategy, self.run = strategy, run
+        self.needs_values = VALUE_KEYS[0] in strategy.in_keys
         self.episodes, self.gamma = run.episodes, run.gamma
         self.test_slots, self.compiled = min(self.runs, test_slots), compiled
         self.generator = torch.Generator(self.device)
@@ -195,6 +197,7 @@ class Lockstep(ABC):
         done: Tensor,
         next_value: Tensor,
         change: Tensor | None,
+        left: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> None:
         """Step 5 of the algorithm, for the lanes that still learn."""
         active = self.episodes_done < self.episodes
@@ -209,6 +212,8 @@ class Lockstep(ABC):
             columns["state"] = index
         if change is not None:
             columns["value_change"] = change
+        if left is not None:
+            columns |= zip(VALUE_KEYS, left, strict=True)
         self.strategy.update(TensorDict(columns, [self.runs]))
 
     def _count_episodes(

@@ -14,6 +14,7 @@ from bmc_torchrl.functional import (
     greedy_return,
     mixture_return,
     uniform_return,
+    values_left,
 )
 from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.learners.values import QTable
@@ -168,8 +169,9 @@ class TabularLockstep(Lockstep):
         best_before = self.greedy[lane, index]
         target = mixture_return(greedy, uniform, epsilon)
         error = target - self.table[lane, index, action]
+        left = values_left(self.table[lane, index], action) if self.needs_values else None
         change = self._learn(index, action, target)
-        self._update_strategy(index, reward, terminated, done, value, change)
+        self._update_strategy(index, reward, terminated, done, value, change, left)
         ends = self._count_episodes(done, epsilon, reward, error.square())
         mask = done.reshape(-1, *[1] * (after.ndim - 1))
         fresh = domain.start(reset, self.episodes_done)

@@ -3,6 +3,7 @@
 from bmc_torchrl.strategies.apex import ApexEpsilon
 from bmc_torchrl.strategies.base import EpsilonStrategy
 from bmc_torchrl.strategies.bmc import BMCEpsilon, BMCRule
+from bmc_torchrl.strategies.changes import ChangeDetector
 from bmc_torchrl.strategies.scalar import NoScalarFormError, ScalarForm, ScalarRule
 from bmc_torchrl.strategies.schedules import (
     ConstantEpsilon,
@@ -16,13 +17,16 @@ from bmc_torchrl.strategies.schedules import (
 from bmc_torchrl.strategies.stacked import StackedEpsilon
 from bmc_torchrl.strategies.vdbe import VDBEEpsilon, VDBERule
 from bmc_torchrl.strategies.whatif import StrategyBank, what_if
+from bmc_torchrl.strategies.wins import ExplorationWinsEpsilon, WinsRule
 
 __all__ = [
     "SCALAR_RULES",
     "ApexEpsilon",
     "BMCEpsilon",
+    "ChangeDetector",
     "ConstantEpsilon",
     "EpsilonStrategy",
+    "ExplorationWinsEpsilon",
     "GeometricEpsilon",
     "LinearEpsilon",
     "NoScalarFormError",
@@ -42,5 +46,6 @@ SCALAR_RULES: tuple[type[ScalarRule], ...] = (
     PowerRule,
     VDBERule,
     LinearRule,
+    WinsRule,
 )
 """Rules that an engine compiles together, so that one compilation serves every strategy here."""

@@ -28,6 +28,9 @@ __all__ = [
 PADDING_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
 """Where ``split_trajectories`` and the trainers mark what is a real step and what is padding."""
 
+Runs = Tensor | slice | Sequence[int] | Sequence[bool]
+"""Some of the runs."""
+
 SKIPPED = ("mask", "foreign", "nonfinite")
 """Why a frame is left out: a mask says that it is padding or of a run that has finished; this
 policy did not take it; or what was to be learned from it is not finite. Each has one cause, the
@@ -50,7 +53,8 @@ class EpsilonStrategy(KeepsPrecision, ABC):
     learns, :attr:`in_keys`, :meth:`read` (all that can go wrong) and :meth:`learn` (all that
     changes), so that an update that raises has changed nothing. For the numba engine it defines
     :meth:`scalars` and, if it learns, :meth:`load_scalars`. To have frames counted that are left
-    out, it calls :meth:`register_skipped` and defines :meth:`learned_from`.
+    out, it calls :meth:`register_skipped` and defines :meth:`learned_from`. If what it learns is
+    about a task, which may change, it defines :meth:`reset` and :meth:`forget`.
 
     A transition has the strategy's batch shape (one step) or more dimensions: those beyond
     `batch_shape` are walked in order, time slowest. Time is the dimension that TorchRL named
@@ -290,6 +294,76 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             frames (int): how many.
         """
 
+    def reset(self, *, strength: PerRun | None = None, runs: Runs | None = None) -> None:
+        """Unlearn everything, for a new task: back to what it was built with, in place.
+
+        A schedule follows the clock, not a task: it has nothing to unlearn, and stays as it is.
+        What counts frames that were left out goes on.
+
+        Args:
+            strength (float, sequence of float or Tensor, optional): α + β to begin with instead, at
+                the prior's mean, a number or one per run; a strategy without a posterior ignores
+                it. Default: the prior's.
+            runs (Tensor, slice or sequence of int, optional): which runs, a mask of the batch shape
+                or indices of its first dimension. Default: all.
+        """
+
+    def forget(self, rate: PerRun, *, runs: Runs | None = None) -> None:
+        """Unlearn a share of what was learned; see :func:`~bmc_torchrl.functional.forgotten`.
+
+        ε moves towards the prior's mean, by as much as the prior weighs in what is left. Were the
+        mean kept, an ε near 0 would stay there at any strength: ε-BMC's never rises (Theorem 1).
+
+        Args:
+            rate (float, sequence of float or Tensor): which share, a number or one per run: 0 for
+                nothing, 1 for everything, as :meth:`reset` does.
+            runs (Tensor, slice or sequence of int, optional): as in :meth:`reset`.
+        """
+
+    def chosen_runs(self, runs: Runs | None, buffer: Tensor) -> Tensor:
+        """The runs that somebody means, as a mask.
+
+        Args:
+            runs (Tensor, slice or sequence of int, optional): a mask of the batch shape, or indices
+                of its first dimension; None for all.
+            buffer (Tensor): a buffer of the strategy, which says where the mask should be.
+
+        Returns:
+            bool ``[*batch_shape]``.
+        """
+        if runs is None:
+            return torch.ones(self.batch_shape, dtype=torch.bool, device=buffer.device)
+        if not isinstance(runs, slice):
+            runs = torch.as_tensor(runs, device=buffer.device)
+            if runs.dtype == torch.bool and runs.shape == self.batch_shape:
+                return runs
+            if not self.batch_shape or runs.is_floating_point() or runs.dtype == torch.bool:
+                raise ValueError(
+                    f"runs must be a bool mask of the batch_shape {tuple(self.batch_shape)} or "
+                    f"indices of its first dimension, got {runs.dtype} of shape "
+                    f"{tuple(runs.shape)}: leave it out to mean all."
+                )
+        mask = torch.zeros(self.batch_shape, dtype=torch.bool, device=buffer.device)
+        mask[runs] = True
+        return mask
+
+    def forgetting_rate(self, rate: PerRun, runs: Runs | None, buffer: Tensor) -> Tensor:
+        """Which share each run is to forget.
+
+        Args:
+            rate (float, sequence of float or Tensor): that of :meth:`forget`.
+            runs (Tensor, slice or sequence of int, optional): likewise.
+            buffer (Tensor): a buffer of the strategy, which says where it should be.
+
+        Returns:
+            float64 ``[*batch_shape]``, 0 for the other runs.
+        """
+        bounds = "between 0 and 1"
+        share = per_run_buffer(
+            rate, self.batch_shape, "rate", lambda x: (x >= 0) & (x <= 1), bounds
+        )
+        return torch.where(self.chosen_runs(runs, buffer), share.to(buffer.device), 0.0)
+
     def entry(self, tensordict: TensorDictBase, key: NestedKey, buffer: Tensor) -> Tensor:
         """An entry that must be there, and on the device of the strategy.
 
@@ -306,7 +380,8 @@ class EpsilonStrategy(KeepsPrecision, ABC):
             remedy = (
                 "It is a discrete state: pass state_key=, or leave out num_states= for one ε."
                 if key == self.state_key
-                else "Returns are written by OneStepReturns: explore.update(returns(transition))."
+                else "Returns are written by OneStepReturns: explore.update(returns(transition)); "
+                "with values=True it also writes the values of the state being left."
             )
             raise KeyError(
                 f"{type(self).__name__} needs the key {key!r}, and the tensordict has "

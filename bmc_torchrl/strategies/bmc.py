@@ -16,7 +16,9 @@ from torch import Tensor
 from bmc_torchrl.functional import (
     Moments,
     beta_moment_match,
+    beta_of_strength,
     beta_quantile,
+    forgotten,
     mixture_return,
     welford_update,
 )
@@ -25,6 +27,7 @@ from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import (
     SKIPPED,
     EpsilonStrategy,
+    Runs,
     gather_state,
     has_time,
     per_run_buffer,
@@ -58,7 +61,7 @@ except ImportError:
 _foreach_copy: Callable[[list[Tensor], list[Tensor]], None] | None
 _foreach_copy = getattr(torch, "_foreach_copy_", None)
 
-__all__ = ["BMCEpsilon", "BMCPosterior", "BMCRule", "bmc_step", "usable"]
+__all__ = ["BMCEpsilon", "BMCPosterior", "BMCRule", "bmc_step", "put", "usable"]
 
 LARGEST_RETURN = 1e100
 """Pairs of returns of a larger norm, infinite or NaN, are skipped."""
@@ -164,8 +167,9 @@ def moments_matched(alpha: Number, beta: Number, ratio: Number) -> tuple[Number,
 class BMCRule(ScalarRule):
     """:func:`bmc_step` with the Student-t likelihood, for one run.
 
-    Parameters are μ₀, τ₀, a₀ and b₀; memory is ε, α, β, the number, mean and squared deviations of
-    the returns, the log evidence ratios' sum, and how many transitions were skipped.
+    Parameters are μ₀, τ₀, a₀ and b₀ (or 0, see ``prior_rate``); memory is ε, α, β, the number, mean
+    and squared deviations of the returns, the log evidence ratios' sum, and how many transitions
+    were skipped.
     """
 
     @staticmethod
@@ -196,10 +200,15 @@ class BMCRule(ScalarRule):
         mean = memory[4] + step
         m2 = memory[5] + deviation * (deviation - step)
         shift = tau0 / (tau0 + count) * (mean - mu0) ** 2
+        variance = m2 / max(count - 1, 1.0)
+        if b0 == 0:
+            b0 = a0 * variance
         a = a0 + count / 2
-        b = b0 + count / 2 * (m2 / max(count - 1, 1.0) + shift)
-        ratio = log_evidence_ratio_of(greedy - uniform, alpha, beta, a, b)
-        alpha, beta = moments_matched(alpha, beta, ratio)
+        b = b0 + count / 2 * (variance + shift)
+        ratio = 0.0
+        if b0 > 0:
+            ratio = log_evidence_ratio_of(greedy - uniform, alpha, beta, a, b)
+            alpha, beta = moments_matched(alpha, beta, ratio)
         memory[0], memory[1], memory[2] = alpha / (alpha + beta), alpha, beta
         memory[3], memory[4], memory[5] = count, mean, m2
         memory[6] += ratio
@@ -299,12 +308,10 @@ class BMCEpsilon(EpsilonStrategy):
             )
         states = () if self.num_states is None else (self.num_states,)
         shape = (*self.batch_shape, *states)
-
-        def over_states(value: Tensor) -> Tensor:
-            if states and value.ndim:
-                value = value.unsqueeze(-1)
-            return value.expand(shape).clone()
-
+        self.alpha0: Tensor
+        self.beta0: Tensor
+        self.register_buffer("alpha0", alpha.expand(self.batch_shape).clone())
+        self.register_buffer("beta0", beta.expand(self.batch_shape).clone())
         self.alpha: Tensor
         self.beta: Tensor
         self.pending_alpha: Tensor
@@ -312,8 +319,8 @@ class BMCEpsilon(EpsilonStrategy):
         self.return_count: Tensor
         self.return_mean: Tensor
         self.return_m2: Tensor
-        self.register_buffer("alpha", over_states(alpha))
-        self.register_buffer("beta", over_states(beta))
+        self.register_buffer("alpha", self._over_states(self.alpha0).clone())
+        self.register_buffer("beta", self._over_states(self.beta0).clone())
         for name in ("return_count", "return_mean", "return_m2"):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         if self.offline:
@@ -324,6 +331,41 @@ class BMCEpsilon(EpsilonStrategy):
         none = torch.zeros(self.batch_shape, dtype=torch.float64)
         self.register_buffer("log_evidence", none)
         self.register_skipped(*SKIPPED)
+
+    def _over_states(self, value: Tensor) -> Tensor:
+        """``[*batch_shape]``, spread over the states if there are any."""
+        if self.num_states is None:
+            return value
+        return value.unsqueeze(-1).expand(*self.batch_shape, self.num_states)
+
+    def reset(self, *, strength: PerRun | None = None, runs: Runs | None = None) -> None:
+        """Back to the prior; see :meth:`EpsilonStrategy.reset`."""
+        prior = self.alpha0, self.beta0
+        if strength is not None:
+            wanted = per_run_buffer(
+                strength, self.batch_shape, "strength", lambda x: x > 0, "positive and finite"
+            )
+            prior = beta_of_strength(*prior, wanted.to(self.alpha0.device))
+        self._unlearn(prior, self.chosen_runs(runs, self.alpha0).double())
+
+    def forget(self, rate: PerRun, *, runs: Runs | None = None) -> None:
+        """Thin the evidence, that on ε and that on the returns' variance."""
+        rate = self.forgetting_rate(rate, runs, self.alpha0)
+        self._unlearn((self.alpha0, self.beta0), rate)
+
+    def _unlearn(self, prior: tuple[Tensor, Tensor], rate: Tensor) -> None:
+        own, nothing = self._over_states(rate), torch.zeros_like(self.alpha0)
+        weights = [(self.alpha, self.beta)]
+        if self.offline:
+            weights.append((self.pending_alpha, self.pending_beta))
+        for buffers in weights:
+            for buffer, value in zip(buffers, prior, strict=True):
+                buffer.copy_(forgotten(buffer, self._over_states(value), own))
+        for buffer in (self.return_count, self.return_m2):
+            buffer.copy_(forgotten(buffer, self._over_states(nothing), own))
+        # A mean of fewer returns is the same mean, but not of none.
+        self.return_mean.copy_(torch.where(self.return_count > 0, self.return_mean, 0.0))
+        self.log_evidence.copy_(forgotten(self.log_evidence, nothing, rate))
 
     @property
     def waits(self) -> bool:
@@ -601,7 +643,7 @@ class BMCEpsilon(EpsilonStrategy):
         # Inductor 2.13 miscompiles the fused copy.
         if _foreach_copy is None or torch.compiler.is_compiling():
             for buffer, value in zip(into, what, strict=True):
-                _put(buffer, value)
+                put(buffer, value)
         else:
             _foreach_copy(into, what)
 
@@ -621,7 +663,7 @@ class BMCEpsilon(EpsilonStrategy):
         else:
             for buffer, value in zip(buffers, after, strict=True):
                 buffer.scatter_(-1, index.unsqueeze(-1), value.unsqueeze(-1))
-            _put(self.log_evidence, self.log_evidence + ratio)
+            put(self.log_evidence, self.log_evidence + ratio)
         if self.offline:
             self._release(rest.pop(0))
 
@@ -629,8 +671,8 @@ class BMCEpsilon(EpsilonStrategy):
         """Act with what was learned, where the episode ended."""
         if self.num_states is not None:
             done = done.unsqueeze(-1)
-        _put(self.alpha, torch.where(done, self.pending_alpha, self.alpha))
-        _put(self.beta, torch.where(done, self.pending_beta, self.beta))
+        put(self.alpha, torch.where(done, self.pending_alpha, self.alpha))
+        put(self.beta, torch.where(done, self.pending_beta, self.beta))
 
     def extra_repr(self) -> str:
         """ε and its posterior."""
@@ -650,7 +692,13 @@ def _named(alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor) -> d
     }
 
 
-def _put(buffer: Tensor, value: Tensor) -> None:
+def put(buffer: Tensor, value: Tensor) -> None:
+    """Write to a buffer in place, in compiled graphs too.
+
+    Args:
+        buffer (Tensor): what is overwritten.
+        value (Tensor): of the same shape.
+    """
     if torch.compiler.is_compiling():
         # Of a float64 tensor without dimensions, a graph compiled by torch 2.13 loses what is
         # written in place; through a view with one it does not.

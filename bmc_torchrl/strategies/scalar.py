@@ -63,6 +63,17 @@ class ScalarRule(NamedTuple):
         return memory[0]
 
     @staticmethod
+    def look(memory: Row, chosen: Number, promised: Number, greedily: Number) -> None:
+        """See what Q said of the state being left, before it learned; :meth:`learn` follows.
+
+        Args:
+            memory (row): what may change.
+            chosen (float): the value of the action taken.
+            promised (float): that of the greedy action.
+            greedily (bool): whether they are the same action.
+        """
+
+    @staticmethod
     def learn(
         parameters: Row,
         memory: Row,

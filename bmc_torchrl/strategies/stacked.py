@@ -10,7 +10,8 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_right
 from torch import Tensor, nn
 
-from bmc_torchrl.strategies.base import EpsilonStrategy, has_time
+from bmc_torchrl.precision import PerRun
+from bmc_torchrl.strategies.base import EpsilonStrategy, Runs, has_time, per_run_buffer
 
 __all__ = ["StackedEpsilon"]
 
@@ -115,6 +116,23 @@ class StackedEpsilon(EpsilonStrategy):
         """Let every strategy learn."""
         for (strategy, _), own in zip(self._slices(), columns, strict=True):
             strategy.learn(*own)
+
+    def reset(self, *, strength: PerRun | None = None, runs: Runs | None = None) -> None:
+        """Let every strategy unlearn what it knows of the chosen ones of its runs."""
+        mask, given = self.chosen_runs(runs, self.eps), strength is not None
+        wanted = self._each_run(strength, "strength") if strength is not None else self.eps
+        for strategy, own in self._slices():
+            strategy.reset(strength=wanted[own] if given else None, runs=mask[own])
+
+    def forget(self, rate: PerRun, *, runs: Runs | None = None) -> None:
+        """Let every strategy unlearn a share of what it knows of the chosen ones of its runs."""
+        mask, share = self.chosen_runs(runs, self.eps), self._each_run(rate, "rate")
+        for strategy, own in self._slices():
+            strategy.forget(share[own], runs=mask[own])
+
+    def _each_run(self, value: PerRun, name: str) -> Tensor:
+        anything = per_run_buffer(value, self.batch_shape, name, torch.isfinite, "finite")
+        return anything.expand(self.batch_shape)
 
     def count_skipped(
         self,

@@ -65,8 +65,8 @@ def moments_matched(alpha, beta, ratio):
 def learn_posterior(row, mu0, tau0, a0, b0, greedy, uniform, taken):
     """``BMCRule.learn`` of a run's row, in place: lines 12–15 of Algorithm 1.
 
-    ``functional.mixture_return``, ``welford_update`` and ``precision_posterior``, then the two
-    functions above.
+    ``functional.mixture_return``, ``welford_update``, ``prior_rate`` and ``precision_posterior``,
+    then the two functions above.
     """
     usable = greedy * greedy + uniform * uniform < LARGEST_SQUARE
     learns = taken & usable
@@ -80,8 +80,12 @@ def learn_posterior(row, mu0, tau0, a0, b0, greedy, uniform, taken):
     m2 = tl.load(row + 5, learns, 0.0) + deviation * (deviation - step)
     shift = tau0 / (tau0 + count) * (mean - mu0) * (mean - mu0)
     half = count / 2.0
-    b = b0 + half * (m2 / tl.maximum(count - 1.0, 1.0) + shift)
+    variance = m2 / tl.maximum(count - 1.0, 1.0)
+    rate = tl.where(b0 > 0.0, b0, a0 * variance)
+    known = rate > 0.0
+    b = tl.where(known, rate + half * (variance + shift), 1.0)
     ratio = log_evidence_ratio_of(greedy - uniform, alpha, beta, a0 + half, b)
+    ratio = tl.where(known, ratio, 0.0)
     alpha, beta = moments_matched(alpha, beta, ratio)
     tl.store(row, alpha / (alpha + beta), learns)
     tl.store(row + 1, alpha, learns)

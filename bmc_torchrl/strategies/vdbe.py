@@ -9,11 +9,12 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from bmc_torchrl.functional import vdbe_epsilon
+from bmc_torchrl.functional import forgotten, vdbe_epsilon
 from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import (
     SKIPPED,
     EpsilonStrategy,
+    Runs,
     gather_state,
     per_run_buffer,
     skipped_by_rule,
@@ -129,6 +130,16 @@ class VDBEEpsilon(EpsilonStrategy):
         if self.state_key is None:
             return self.epsilons.squeeze(-1)
         return self._at_state(self.epsilons, tensordict)
+
+    def reset(self, *, strength: PerRun | None = None, runs: Runs | None = None) -> None:
+        """ε of every state back to `initial`; there is no `strength`."""
+        self.forget(1.0, runs=runs)
+
+    def forget(self, rate: PerRun, *, runs: Runs | None = None) -> None:
+        """Move ε of every state towards `initial`, of which it is a weighted mean with the data."""
+        share = self.forgetting_rate(rate, runs, self.epsilons).unsqueeze(-1)
+        initial = torch.full_like(self.epsilons, self.initial)
+        self.epsilons.copy_(forgotten(self.epsilons, initial, share.expand_as(initial)))
 
     def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
         """Value changes, where to learn from them, and states, ``[steps, *batch_shape]`` each."""

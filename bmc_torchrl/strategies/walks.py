@@ -1,4 +1,4 @@
-"""ε-BMC's and VDBE's walk through many transitions: one operator each, a kernel on CPU and CUDA."""
+"""Strategies' walks through many transitions: one operator each, with kernels for CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = [
     "can_walk",
     "in_place",
     "vdbe_walk",
+    "wins_walk",
 ]
 
 
@@ -278,11 +279,69 @@ def _vdbe_loop() -> Callable[..., None]:
     return _compiled_walk(walk_states, VDBERule.learn)
 
 
-def _compiled_walk(loop: Any, learn: Any) -> Callable[..., None]:
+@torch.library.custom_op("bmc_torchrl::wins_walk", mutates_args=(), device_types="cpu")
+def wins_walk(
+    parameters: Tensor,
+    memory: Tensor,
+    taken: Tensor,
+    greedy: Tensor,
+    uniform: Tensor,
+    chosen: Tensor,
+    promised: Tensor,
+    greedily: Tensor,
+) -> Tensor:
+    """Every transition of many runs, one after the other, by ``WinsRule``; on a CPU.
+
+    Args:
+        parameters (Tensor): those of the rule, ``[runs, 1]``.
+        memory (Tensor): that of the rule, ``[runs, 9]``.
+        taken (Tensor): where to learn, bool ``[steps, runs]``.
+        greedy (Tensor): greedy returns, ``[steps, runs]``.
+        uniform (Tensor): uniform returns, ``[steps, runs]``.
+        chosen (Tensor): values of the actions taken, ``[steps, runs]``.
+        promised (Tensor): values of the greedy actions, ``[steps, runs]``.
+        greedily (Tensor): where they are the same, bool ``[steps, runs]``.
+
+    Returns:
+        The new `memory`.
+    """
+    memory = memory.clone(memory_format=torch.contiguous_format)
+    columns = (parameters, memory, taken, greedy, uniform, chosen, promised, greedily)
+    _wins_loop()(*(x.detach().contiguous().numpy() for x in columns))
+    return memory
+
+
+def walk_wins(
+    parameters: Any,
+    memory: Any,
+    taken: Any,
+    greedy: Any,
+    uniform: Any,
+    chosen: Any,
+    promised: Any,
+    greedily: Any,
+) -> None:
+    """The loop of :func:`wins_walk`, in place."""
+    steps, runs = taken.shape
+    for run in range(runs):
+        own, row = parameters[run], memory[run]
+        for at in range(steps):
+            if taken[at, run]:
+                look(row, chosen[at, run], promised[at, run], greedily[at, run])  # type: ignore[name-defined] # noqa: F821
+                learn(own, row, row, 0, greedy[at, run], uniform[at, run], 0.0)  # type: ignore[name-defined] # noqa: F821
+
+
+@functools.cache
+def _wins_loop() -> Callable[..., None]:
+    from bmc_torchrl.strategies.wins import WinsRule
+
+    return _compiled_walk(walk_wins, WinsRule.learn, look=WinsRule.look)
+
+
+def _compiled_walk(loop: Any, learn: Any, **more: Any) -> Callable[..., None]:
     checksum = source_checksum([loop, learn])
-    made: Callable[..., None] = cached_on_disk(
-        loop, learn.__module__, checksum, learn=compiled_rule(learn)
-    )
+    rule = {name: compiled_rule(function) for name, function in ({"learn": learn} | more).items()}
+    made: Callable[..., None] = cached_on_disk(loop, learn.__module__, checksum, **rule)
     return made
 
 
@@ -296,6 +355,11 @@ def _(parameters: Tensor, epsilons: Tensor, *columns: Any) -> Tensor:
     return torch.empty_like(epsilons)
 
 
+@wins_walk.register_fake
+def _(parameters: Tensor, memory: Tensor, *columns: Any) -> Tensor:
+    return torch.empty_like(memory)
+
+
 @bmc_walk.register_vmap
 def _(info: Any, in_dims: Any, *arguments: Any) -> Any:
     merged = _as_more_runs(info.batch_size, in_dims, arguments, run_dims=(0, 0, 0, 1, 1, 1, 1, 1))
@@ -306,6 +370,12 @@ def _(info: Any, in_dims: Any, *arguments: Any) -> Any:
 def _(info: Any, in_dims: Any, *arguments: Any) -> Any:
     merged = _as_more_runs(info.batch_size, in_dims, arguments, run_dims=(0, 0, 1, 1, 1))
     return vdbe_walk(*merged).unflatten(0, (info.batch_size, -1)), 0
+
+
+@wins_walk.register_vmap
+def _(info: Any, in_dims: Any, *arguments: Any) -> Any:
+    merged = _as_more_runs(info.batch_size, in_dims, arguments, run_dims=(0, 0, 1, 1, 1, 1, 1, 1))
+    return wins_walk(*merged).unflatten(0, (info.batch_size, -1)), 0
 
 
 def _as_more_runs(size: int, in_dims: Any, arguments: Any, run_dims: Any) -> list[Tensor | None]:

@@ -5,6 +5,7 @@ from bmc_torchrl.training.algorithm import EpsilonGreedyLearner
 from bmc_torchrl.training.callbacks import (
     AtomicCheckpoint,
     EpisodeProgress,
+    ForgetOnChange,
     GreedyEvaluation,
     ResultsTable,
     StopAfterPerfectTests,
@@ -20,6 +21,7 @@ __all__ = [
     "EpisodeProgress",
     "EpsilonGreedyDQN",
     "EpsilonGreedyLearner",
+    "ForgetOnChange",
     "GreedyEvaluation",
     "PublishedDQN",
     "ResultsTable",

@@ -20,6 +20,7 @@ from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
 from bmc_torchrl.signals import StopSignals
+from bmc_torchrl.strategies import ChangeDetector
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
 from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
@@ -27,6 +28,7 @@ from bmc_torchrl.training.run_records import ChunkedLearner, RecordedLearner
 __all__ = [
     "AtomicCheckpoint",
     "EpisodeProgress",
+    "ForgetOnChange",
     "GreedyEvaluation",
     "ResultsTable",
     "StopAfterPerfectTests",
@@ -150,6 +152,76 @@ class StopAfterPerfectTests(Callback):
         index = (log.done.unsqueeze(-1) - back).clamp(min=0)
         perfect = (log.steps.gather(-1, index) >= self.max_steps).all(-1)
         log.stop(perfect & (log.done >= self.tests))
+
+
+class ForgetOnChange(Callback):
+    """Lets the strategy unlearn, in the runs whose training returns fall, as for a new task.
+
+    After every step, in the order of learning; nothing leaves the device. The detector is part of
+    the checkpoint. In a distributed run each rank watches its own runs. A lockstep engine has no
+    hook for its steps: use ``engine=torchrl``.
+
+    Args:
+        rate: what share to forget; with 1, the strategy is reset.
+        strength: α + β to begin with after a reset, at the prior's mean; the prior's by default.
+        **options: of :class:`~bmc_torchrl.ChangeDetector`.
+    """
+
+    def __init__(self, rate: float = 1.0, *, strength: float | None = None, **options: Any) -> None:
+        if not 0 < rate <= 1:
+            raise ValueError(f"rate must be in (0, 1], got {rate}.")
+        if strength is not None and rate < 1:
+            raise ValueError(f"strength={strength} is for a reset: leave out rate={rate}.")
+        self.rate, self.strength, self.options = rate, strength, options
+        ChangeDetector(**options)
+        self.detector: ChangeDetector | None = None
+        self.hook: Any = None
+        self._loaded: dict[str, Any] | None = None
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Watch from now on, or go on where a checkpoint stopped."""
+        assert isinstance(pl_module, RecordedLearner)
+        if not hasattr(pl_module, "step_hooks"):
+            raise ValueError(
+                "ForgetOnChange needs a module that steps by itself, not "
+                f"{type(pl_module).__name__}: use engine=torchrl."
+            )
+        log = pl_module.log_of_episodes
+        self.detector = ChangeDetector(**self.options, batch_shape=[log.runs]).to(log.done.device)
+        self.seen = log.done.clone()
+        if self._loaded is not None:
+            self.detector.load_state_dict(self._loaded)
+            self._loaded = None
+        self.hook = functools.partial(self._watch, pl_module)
+        pl_module.step_hooks.append(self.hook)
+
+    def _watch(self, learner: RecordedLearner, due: Tensor) -> None:
+        log, strategy = learner.log_of_episodes, learner.strategy
+        ended = log.done > self.seen
+        if ended.device.type == "cpu" and not bool(ended.any()):
+            return
+        assert self.detector is not None
+        self.seen.copy_(log.done)
+        fired = self.detector.observe(log.last_return, ended)
+        runs = fired if strategy.batch_shape else fired.any()
+        if self.rate < 1:
+            strategy.forget(self.rate, runs=runs)
+        else:
+            strategy.reset(strength=self.strength, runs=runs)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leave the learner as it was."""
+        assert isinstance(pl_module, RecordedLearner)
+        if self.hook is not None and self.hook in pl_module.step_hooks:
+            pl_module.step_hooks.remove(self.hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the detector knows."""
+        return {} if self.detector is None else {"detector": self.detector.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there when training starts."""
+        self._loaded = state_dict.get("detector")
 
 
 class ResultsTable(Callback):

@@ -29,6 +29,7 @@ class Seen(NamedTuple):
     Attributes:
         experience: The transition.
         value: Action values that the action was chosen by.
+        mask_left: Legal actions then, or None.
         state: Discrete states that were left, or None.
         reached: Discrete states that it led to, before any reset, or None.
         observation: What is seen now.
@@ -41,6 +42,7 @@ class Seen(NamedTuple):
 
     experience: Experience
     value: Tensor
+    mask_left: Tensor | None
     state: Tensor | None
     reached: Tensor | None
     observation: Tensor
@@ -115,7 +117,7 @@ class CompiledSteps:
         online.finish()
         if self.acting is None:
             self.acting = self._act(interaction.observation, interaction.mask, interaction.state)
-        acting, state = self.acting, interaction.state
+        acting, state, mask_left = self.acting, interaction.state, interaction.mask
         experience = interaction.step(acting.action)
         learning.ring.prepare(experience.columns())
         draws = learning.draws()
@@ -124,6 +126,7 @@ class CompiledSteps:
         seen = Seen(
             experience=experience._replace(done=experience.done.clone()),
             value=acting.value,
+            mask_left=mask_left,
             state=state,
             reached=interaction.state_after,
             observation=interaction.observation.clone(),
@@ -247,7 +250,10 @@ class CompiledSteps:
             chosen = online.chosen(seen.value, experience.action)
             change = online.value_change(experience, chosen)
         if online.learns_epsilon:
-            online.learn_epsilon(experience.done, seen.state, greedy, uniform, change, seen.active)
+            left = online.left(seen.value, experience.action, seen.mask_left)
+            online.learn_epsilon(
+                experience.done, seen.state, greedy, uniform, change, left, seen.active
+            )
         online.replacement.end(experience.done)
         return self._act(seen.observation, seen.mask, seen.state_now, seen.coins)
 

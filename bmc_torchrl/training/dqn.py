@@ -329,7 +329,9 @@ class EpsilonGreedyDQN(RecordedLearner):
         assert isinstance(self.learning, TorchRLLearning)
         if self.collector is None:
             self.collector = iter(make(self.policy))
-            self.__dict__["returns"] = OneStepReturns(self.q_actor, self.gamma)
+            self.__dict__["returns"] = OneStepReturns(
+                self.q_actor, self.gamma, values=self.online.needs_values
+            )
         while self._updates_left == 0 or len(self.learning) < self.online.learning_starts:
             data = next(self.collector)
             self.explore.update(self.returns(data))

@@ -131,6 +131,13 @@ class EpisodeLog(KeepsPrecision):
         """Column of the last test of each run, ``[runs, 1]``; the first if there is none yet."""
         return (self.steps.isfinite().sum(-1, keepdim=True) - 1).clamp(min=0)
 
+    @property
+    def last_return(self) -> Tensor:
+        """Undiscounted return of each run's last training episode, ``[runs]``; NaN before any."""
+        last = torch.zeros_like(self.done) if self.endless else self.done - 1
+        column = last.clamp(0, self.episodes - 1).unsqueeze(-1)
+        return self.train_returns.gather(-1, column).squeeze(-1)
+
     def record(
         self,
         reward: Tensor,

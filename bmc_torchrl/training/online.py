@@ -10,11 +10,13 @@ from tensordict import NestedKey, TensorDict
 from torch import Tensor, nn
 
 from bmc_torchrl.actions import ActionLayout, Choice, Replacement, UniformAction
+from bmc_torchrl.exploration import VALUE_KEYS
 from bmc_torchrl.functional import (
     bootstrapped_return,
     epsilon_greedy_action,
     greedy_value,
     uniform_value,
+    values_left,
 )
 from bmc_torchrl.learners.q_learning import Experience, Learning
 from bmc_torchrl.learners.ranks import from_all_ranks, rank, world_size
@@ -24,6 +26,10 @@ from bmc_torchrl.training.interaction import Interaction
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
 
 __all__ = ["OnlineLearning", "Pending"]
+
+
+Left = tuple[Tensor, Tensor, Tensor]
+"""What :func:`~bmc_torchrl.functional.values_left` gives."""
 
 
 class Pending(NamedTuple):
@@ -36,6 +42,7 @@ class Pending(NamedTuple):
         greedy: Return of acting greedily from then on, with Q before learning.
         uniform: Return of acting uniformly.
         chosen: Q(s, a) before learning, where the strategy learns from its change.
+        left: What Q said of the state that was left, where the strategy learns from it.
     """
 
     experience: Experience
@@ -44,6 +51,7 @@ class Pending(NamedTuple):
     greedy: Tensor
     uniform: Tensor
     chosen: Tensor | None
+    left: Left | None
 
 
 class OnlineLearning:
@@ -117,6 +125,11 @@ class OnlineLearning:
         return "value_change" in self.in_keys
 
     @property
+    def needs_values(self) -> bool:
+        """Whether a strategy learns from what Q says of the state being left."""
+        return VALUE_KEYS[0] in self.in_keys
+
+    @property
     def learns_epsilon(self) -> bool:
         """Whether a strategy learns from transitions."""
         return self.strategy.needs_update or self.bank is not None
@@ -155,12 +168,13 @@ class OnlineLearning:
         state, value = interaction.state, self.network(interaction.observation)
         epsilon = self.epsilon_at(state)
         action = self.action_from(value, epsilon, interaction.mask, self.coins(value.device))
+        left = self.left(value, action, interaction.mask)
         experience = interaction.step(action)
         self.replacement.end(experience.done)
         greedy, uniform = self.returns(experience)
         self.learning.add(experience)
         chosen = self.chosen(value, action) if self.needs_change else None
-        self._pending = Pending(experience, epsilon, state, greedy, uniform, chosen)
+        self._pending = Pending(experience, epsilon, state, greedy, uniform, chosen, left)
 
     def epsilon_at(self, state: Tensor | None) -> Tensor:
         """ε of every run, in discrete states where it depends on them."""
@@ -199,6 +213,10 @@ class OnlineLearning:
         models = greedy_value(value, experience.mask), uniform_value(value, experience.mask)
         return [bootstrapped_return(experience.reward, v, self.gamma, ended) for v in models]
 
+    def left(self, value: Tensor, action: Tensor, mask: Tensor | None) -> Left | None:
+        """What Q says of the state being left, ``[runs]`` each; None where nobody asks."""
+        return values_left(value.float(), action, mask) if self.needs_values else None
+
     @torch.no_grad()
     def finish(self) -> None:
         """Let the strategy learn from the last transition, and account for it."""
@@ -210,7 +228,13 @@ class OnlineLearning:
             change = self.value_change(experience, pending.chosen)
         if self.learns_epsilon:
             self.learn_epsilon(
-                experience.done, pending.state, pending.greedy, pending.uniform, change, self.active
+                experience.done,
+                pending.state,
+                pending.greedy,
+                pending.uniform,
+                change,
+                pending.left,
+                self.active,
             )
         self.account(experience, pending.epsilon)
 
@@ -243,6 +267,7 @@ class OnlineLearning:
         greedy: Tensor,
         uniform: Tensor,
         change: Tensor | None,
+        left: Left | None,
         active: Tensor | None,
     ) -> None:
         """Let strategies learn from a transition, each argument ``[runs]`` or None."""
@@ -251,6 +276,8 @@ class OnlineLearning:
             entries["next"] = {"done": done.unsqueeze(-1)}
         if change is not None:
             entries["value_change"] = change
+        if left is not None:
+            entries |= zip(VALUE_KEYS, left, strict=True)
         for key in (self.strategy.state_key, *self._bank_state_keys()):
             if key is not None:
                 entries[key] = self._known(state, key)

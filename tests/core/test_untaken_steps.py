@@ -171,7 +171,9 @@ def test_random_frames_of_a_collector_teach_nothing(name):
     for batch, data in enumerate(collector):
         data["greedy_return"] = data["next", "reward"].squeeze(-1) + 1
         data["uniform_return"] = torch.zeros(data.batch_size)
-        data["value_change"] = torch.ones(data.batch_size)
+        data["value_change"] = data["promised_value"] = torch.ones(data.batch_size)
+        data["chosen_value"] = -data["promised_value"]
+        data["acted_greedily"] = torch.zeros(data.batch_size, dtype=torch.bool)
         explore.update(data)
         warm_up = batch < 2
         assert data["taken"].dtype == torch.bool
@@ -296,7 +298,7 @@ def test_every_frame_teaches_or_is_counted_with_one_cause(name, time):
     for part, runs in explore.strategy.parts():
         assert "mask" in part.skipped
         assert "foreign" in part.skipped
-        assert ("nonfinite" in part.skipped) == part.__class__.__name__.startswith(("B", "V"))
+        assert ("nonfinite" in part.skipped) == part.__class__.__name__.startswith(("B", "E", "V"))
         assert counted(part) == {cause: expected[cause][runs].tolist() for cause in part.skipped}
         if "nonfinite" in part.skipped and part.learned is not None:
             frames = part.learned + sum(part.skipped.values())

@@ -37,6 +37,20 @@ def test_bmc_walks_as_the_tensor_functions_do(monkeypatch, shape, options, rando
     assert (strategy.return_count > 1).any()
 
 
+def test_a_scale_free_prior_walks_as_the_tensor_functions_do(monkeypatch, random):
+    build = lambda: BMCEpsilon(1.0, 1.5, prior=NormalGammaPrior(b0=None), batch_shape=(3,))  # noqa: E731
+    strategy, expected, large = build(), build(), build()
+    data, taken = collected((3,), random, STEPS)
+    strategy.update(data, taken)
+    by_tensors(monkeypatch, expected, data, taken)
+    assert_equal_states(strategy, expected, TOLERANCE, TOLERANCE)
+    for key in ("greedy_return", "uniform_return"):
+        data[key] = torch.where(data[key] < 1e100, data[key] * 32, data[key])
+    large.update(data, taken)
+    assert torch.equal(large.eps, strategy.eps)
+    assert (strategy.eps < build().eps).all()
+
+
 def test_a_pooled_posterior_walks_by_time_and_then_by_environment(monkeypatch, random):
     strategy, expected = BMCEpsilon(prior=PRIOR), BMCEpsilon(prior=PRIOR)
     data = collected((4,), random, STEPS)

@@ -27,7 +27,13 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import DistributionalQValueActor
 from torchrl.objectives import DistributionalDQNLoss, DQNLoss, HardUpdate
 
-from bmc_torchrl import BMCEpsilon, ConstantEpsilon, LinearEpsilon, VDBEEpsilon
+from bmc_torchrl import (
+    BMCEpsilon,
+    ConstantEpsilon,
+    ExplorationWinsEpsilon,
+    LinearEpsilon,
+    VDBEEpsilon,
+)
 from bmc_torchrl.envs import SubgoalGridEnv
 from bmc_torchrl.learners.objectives import ExpectedSarsaLoss
 from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
@@ -214,6 +220,7 @@ PATHS = {
     "softmax": {"explore": "softmax"},
     "zeta": {"explore": "zeta", "strategy": lambda: ConstantEpsilon(0.4)},
     "linear": {"strategy": lambda: LinearEpsilon(1.0, 0.1, 20)},
+    "wins": {"strategy": lambda: ExplorationWinsEpsilon(5.0)},
     "torchrl": {"loss": lambda actor: _dqn_loss(actor)},
     "runs": {
         "runs": 2,

@@ -33,7 +33,12 @@ from bmc_torchrl.lockstep.numba.loops import (
     step_test,
 )
 from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward
-from bmc_torchrl.lockstep.numba.rules import begin_episode, current_epsilon, learn_transition
+from bmc_torchrl.lockstep.numba.rules import (
+    begin_episode,
+    current_epsilon,
+    learn_transition,
+    look_at_values,
+)
 from bmc_torchrl.strategies import ScalarRule
 
 __all__ = ["DQNLanes", "DQNRule", "DQNScratch", "dqn_loops_of"]
@@ -202,8 +207,9 @@ def advance_lanes(
             show(net, space, none, p, state)
             forward(net, weights, space, one)
             here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
-            action = epsilon_greedy(row_argmax(values[:actions]), here, coin, which, actions)
-            chosen, draw = values[action], 0.0
+            greedy = row_argmax(values[:actions])
+            action = epsilon_greedy(greedy, here, coin, which, actions)
+            chosen, promised, draw = values[action], values[greedy], 0.0
             if is_noisy(m):
                 draw = uniform(next_bits(bits)) if drawn else given[step, lane, 2]
             q, after, reward, terminated = domain_step(m, p, state, action, draw)
@@ -245,6 +251,14 @@ def advance_lanes(
                     change = values[action] - chosen
             sums[0] += here
             sums[1] += reward
+            look_at_values(
+                rules,
+                which_rule,
+                memory,
+                np.float64(chosen),
+                np.float64(promised),
+                action == greedy,
+            )
             learn_transition(
                 rules,
                 which_rule,

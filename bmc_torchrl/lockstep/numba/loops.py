@@ -35,7 +35,12 @@ from bmc_torchrl.lockstep.numba.formulas import (
     uniform,
     uniform_pair,
 )
-from bmc_torchrl.lockstep.numba.rules import begin_episode, current_epsilon, learn_transition
+from bmc_torchrl.lockstep.numba.rules import (
+    begin_episode,
+    current_epsilon,
+    learn_transition,
+    look_at_values,
+)
 from bmc_torchrl.strategies import ScalarRule
 from bmc_torchrl.strategies.compiled import cached_on_disk, source_checksum
 
@@ -243,6 +248,14 @@ def advance_lane(
         greedy_return, uniform_return = reward + gamma * best, reward + gamma * mean
         target = greedy_return + there * (uniform_return - greedy_return)
         error = np.float64(target - table[state, action])
+        look_at_values(
+            rules,
+            which_rule,
+            memory,
+            np.float64(table[state, action]),
+            np.float64(table[state, greedy[state]]),
+            action == greedy[state],
+        )
         change = move_value(table, greedy, row_sum, state, action, target, rate)
         sums[0] += there
         sums[1] += reward
@@ -436,7 +449,7 @@ def compiled_for(
     functions: list[Any] = [kind.start, kind.step, kind.cell, kind.noisy]
     checksum = zlib.crc32(b"".join(Path(source).read_bytes() for source in sources))
     for rule in rules:
-        functions += [rule.begin, rule.epsilon, rule.learn]
+        functions += [rule.begin, rule.epsilon, rule.look, rule.learn]
         checksum = zlib.crc32(f"{rule.__module__}.{rule.__qualname__}".encode(), checksum)
     checksum ^= source_checksum(functions)
     name = f"{kind.__module__}.{kind.__qualname__}"

@@ -9,7 +9,7 @@ from bmc_torchrl.lockstep.numba.domains import implements
 from bmc_torchrl.lockstep.numba.formulas import compiled
 from bmc_torchrl.strategies.compiled import compiled_rule
 
-__all__ = ["begin_episode", "current_epsilon", "learn_transition"]
+__all__ = ["begin_episode", "current_epsilon", "learn_transition", "look_at_values"]
 
 
 def begin_episode(rules: Any, which: int, *row: Any) -> None:
@@ -19,6 +19,11 @@ def begin_episode(rules: Any, which: int, *row: Any) -> None:
 
 def current_epsilon(rules: Any, which: int, *row: Any) -> Any:
     """:meth:`ScalarRule.epsilon` of ``rules[which]``."""
+    raise NotImplementedError
+
+
+def look_at_values(rules: Any, which: int, *row: Any) -> None:
+    """:meth:`ScalarRule.look` of ``rules[which]``."""
     raise NotImplementedError
 
 
@@ -56,4 +61,5 @@ def _implement(stub: Callable[..., Any], name: str) -> None:
 
 _implement(begin_episode, "begin")
 _implement(current_epsilon, "epsilon")
+_implement(look_at_values, "look")
 _implement(learn_transition, "learn")
