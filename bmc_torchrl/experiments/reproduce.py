@@ -89,7 +89,31 @@ def cell_config(settings: Mapping[str, Any], experiment: str) -> DictConfig:
 def decisive(cfg: DictConfig) -> dict[str, Any]:
     """What decides a cell's results, beside its seed and strategy."""
     whole = plain(cfg)
+    if "by_family" in whole:  # An override of it is not in the protocol's own.
+        whole["settings"]["by_family"] = whole["by_family"]
     return {name: whole[name] for name in (*DECISIVE, "protocol")}
+
+
+def borrow(settings: Mapping[str, Any], experiment: str, entries: list[Any]) -> None:
+    """Take over finished cells of another experiment that this one would compute alike."""
+    lender = settings["borrow"].get(experiment)
+    if lender is None:
+        return
+    cfg, other = (cell_config(settings, name) for name in (experiment, lender))
+    labels = {
+        entry["label"]
+        for entry in entries
+        if effective(cfg, OmegaConf.create(entry)) == effective(other, OmegaConf.create(entry))
+    }
+    made = {"config": decisive(other), "seed": settings["seed"]}
+    sweep.require_same(settings["output"], lender, made, entries)
+    sweep.borrow(settings["output"], experiment, lender, labels, decisive(cfg))
+
+
+def effective(cfg: DictConfig, entry: DictConfig) -> dict[str, Any]:
+    """What decides the results of one strategy, whatever other families' settings are."""
+    found = decisive(settings_of(cfg, [entry]))
+    return {**found, "settings": {**found["settings"], "by_family": None}}
 
 
 def check_sweep(settings: Mapping[str, Any]) -> list[Any]:
@@ -150,6 +174,8 @@ def main(cfg: DictConfig) -> None:
             for label in labels:
                 what = f"{label} in {cells.parent}"
                 locks.enter_context(only_job(cells / f".{label}.lock", what))
+        for experiment in settings["experiments"]:
+            borrow(settings, experiment, entries)
         left = list(sweep.plan(cfg.output, cfg.experiments, labels, cfg.runs, cfg.batch))
         console.print(f"{len(left)} cells to compute, {cfg.workers} at a time")
         try:
