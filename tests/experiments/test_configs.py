@@ -30,7 +30,7 @@ GROUPS = {
     for folder in (ROOT / "configs").iterdir()
     if folder.is_dir()
 }
-EVERY = [(group, name) for group, names in GROUPS.items() for name in names]
+EVERY = [(group, name) for group, names in GROUPS.items() for name in names if group != "size"]
 # What is of another kind than the default experiment needs one of its own.
 WITH = {("learner", name): ["experiment=grid_dqn"] for name in GROUPS["learner"] if "dqn" in name}
 WITH["domain", "cart_pole"] = ["experiment=cart_sarsa"]
@@ -39,7 +39,7 @@ WITH["domain", "gymnasium"] = ["experiment=taxi_sarsa"]
 
 def test_the_groups_are_those_of_the_readme() -> None:
     assert GROUPS.keys() == {
-        *("domain", "experiment", "learner", "logger", "strategy", "sweep", "trainer")
+        *("domain", "experiment", "learner", "logger", "strategy", "size", "sweep", "trainer")
     }
     assert GROUPS["experiment"] == sorted([*EXPERIMENTS, "supply_dqn_floor", *FOREIGN])
 
