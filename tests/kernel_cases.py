@@ -4,12 +4,12 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import numba
 import torch
 
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv, SupplyNetwork
 from bmc_torchrl.learners.settings import ExpectedSarsaSettings, RunSettings
 from bmc_torchrl.likelihoods import NormalGammaPrior
-from bmc_torchrl.lockstep.numba.formulas import compiled
 from bmc_torchrl.strategies import (
     BMCEpsilon,
     ConstantEpsilon,
@@ -19,6 +19,7 @@ from bmc_torchrl.strategies import (
     StackedEpsilon,
     VDBEEpsilon,
 )
+from bmc_torchrl.strategies.compiled import OPTIONS
 
 COUNT = 20_000
 SMALL_NETWORK = SupplyNetwork(
@@ -43,11 +44,16 @@ LEARNERS = {
 }
 
 
+def called(function):
+    """A function that compiled ones call, as one that Python calls."""
+    return numba.njit(**OPTIONS)(getattr(function, "py_func", function))
+
+
 def scalars(env):
     """The compiled functions of a domain, bound to its constants."""
     m = env.scalars()
     return SimpleNamespace(
-        step=partial(compiled(type(m).step), m), cell=partial(compiled(type(m).cell), m)
+        step=partial(called(type(m).step), m), cell=partial(called(type(m).cell), m)
     )
 
 

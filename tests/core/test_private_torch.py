@@ -8,7 +8,7 @@ import torch
 from contracts import FACTORIES, RUNS, STATES, alike, memory, same, transitions
 
 from bmc_torchrl import BMCEpsilon
-from bmc_torchrl.strategies import base, bmc
+from bmc_torchrl.strategies import base, bmc, walks
 
 
 def loaded_again(module):
@@ -57,6 +57,8 @@ def test_states_are_checked_on_the_host_without_the_devices_assertion(name, bad,
 @pytest.mark.parametrize("steps", [1, 5])
 def test_a_compiled_walk_is_unrolled_without_a_scan(steps, monkeypatch):
     monkeypatch.setattr(bmc, "scan", None)
+    assert walks._has_numba()
+    monkeypatch.setattr(walks, "_HAS_NUMBA", False)
     torch._dynamo.reset()
     eager, compiled = BMCEpsilon(batch_shape=RUNS), BMCEpsilon(batch_shape=RUNS)
     graphs = []

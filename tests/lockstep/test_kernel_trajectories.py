@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from kernel_cases import DOMAINS, LEARNERS, RUNS, SMALL_NETWORK, double, strategies
+from kernel_cases import DOMAINS, LEARNERS, RUNS, SMALL_NETWORK, called, double, strategies
 from tensordict import TensorDict
 
 from bmc_torchrl import LinearEpsilon, functional
@@ -172,7 +172,7 @@ def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
     policy = torch.randint(env.num_actions, (env.num_states,), generator=random)
     uniforms = double(tests, 4 + max_steps, random=random)
     rule = Rule(1, tests, max_steps, gamma, 0.5, 1.0, 0.0, False, True, 0)
-    length, score, perfect = greedy_episodes(
+    length, score, perfect = called(greedy_episodes)(
         env.scalars(),
         rule,
         policy.numpy().astype(np.int16),

@@ -1,9 +1,11 @@
 """The numba kernels against the tensor functions they restate."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from kernel_cases import COUNT, SMALL_NETWORK, double, rows, scalars
+from kernel_cases import COUNT, SMALL_NETWORK, called, double, rows, scalars
 
 from bmc_torchrl import functional
 from bmc_torchrl.envs import (
@@ -21,7 +23,7 @@ from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
 from bmc_torchrl.functional import epsilon_greedy_action
 from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.likelihoods import NormalGammaPrior, StudentTLikelihood
-from bmc_torchrl.lockstep.numba import formulas as kernels
+from bmc_torchrl.lockstep.numba import formulas
 from bmc_torchrl.lockstep.numba.arguments import read_strategy
 from bmc_torchrl.strategies import (
     ConstantEpsilon,
@@ -34,6 +36,14 @@ from bmc_torchrl.strategies.compiled import compiled_rule
 from bmc_torchrl.strategies.vdbe import VDBERule
 
 NONE = (0.0, 0.0, 0.0, 0.0)
+KERNELS = (
+    "epsilon_greedy fill_normal mixed move_value next_bits row_argmax row_mean uniform uniform_pair"
+)
+kernels = SimpleNamespace(**{name: called(getattr(formulas, name)) for name in KERNELS.split()})
+
+
+def called_rule(function):
+    return called(compiled_rule(function))
 
 
 def test_generators_give_the_reference_numbers_of_their_authors():
@@ -46,7 +56,7 @@ def test_generators_give_the_reference_numbers_of_their_authors():
         9228616714210784205,
         9973669472204895162,
     ]
-    golden = int(kernels.GOLDEN)
+    golden = int(formulas.GOLDEN)
     counters = [np.uint64((1234567 + n * golden) % 2**64) for n in (1, 2, 3)]
     assert [int(kernels.mixed(n)) for n in counters] == [
         6457827717110365317,
@@ -145,7 +155,7 @@ def test_bmc_kernel_is_bmc_step(random):
     after, ratio = bmc_step(before, greedy, uniform, learns, StudentTLikelihood(prior))
     zeros = torch.zeros_like(alpha)
     memory = torch.stack([alpha / (alpha + beta), *before, zeros + 9, zeros], -1).numpy()
-    parameters, learn = np.array([0.3, 2.0, 500.0, 20.0]), compiled_rule(BMCRule.learn)
+    parameters, learn = np.array([0.3, 2.0, 500.0, 20.0]), called_rule(BMCRule.learn)
     for row, (q, u) in zip(memory, rows(greedy, uniform), strict=True):
         learn(parameters, row, row, 0, q, u, 0.0)
     expected = [after.alpha / (after.alpha + after.beta), *after, 9 + ratio, ~learns]
@@ -158,7 +168,7 @@ def test_moment_matching_agrees_for_every_strength_of_evidence(random):
     ratio = 10 ** double(COUNT, random=random, low=-12, high=3)
     ratio = ratio * torch.where(double(COUNT, random=random) < 0.5, -1.0, 1.0)
     ratio[:10] = 0.0
-    match = compiled_rule(moments_matched)
+    match = called_rule(moments_matched)
     result = [match(*row) for row in rows(alpha, beta, ratio)]
     expected = torch.stack(functional.beta_moment_match(alpha, beta, ratio), -1)
     np.testing.assert_allclose(np.array(result), expected, rtol=1e-12)
@@ -170,7 +180,7 @@ def test_vdbe_kernel_is_vdbe_epsilon(random):
     sigma = 10 ** double(COUNT, random=random, low=-2, high=2)
     delta = double(COUNT, random=random)
     expected = functional.vdbe_epsilon(epsilon, change, sigma, delta)
-    parameters, learn = torch.stack([sigma, delta], -1).numpy(), compiled_rule(VDBERule.learn)
+    parameters, learn = torch.stack([sigma, delta], -1).numpy(), called_rule(VDBERule.learn)
     local = torch.stack([torch.zeros(COUNT), epsilon], -1).numpy()
     for own, row, moved in zip(parameters, local, change.tolist(), strict=True):
         learn(own, row, row, 1, 0.0, 0.0, moved)
@@ -178,7 +188,7 @@ def test_vdbe_kernel_is_vdbe_epsilon(random):
     assert not local[:, 0].any()
     before = local[0, 1]
     learn(parameters[0], local[0], local[0], 1, 0.0, 0.0, float("nan"))
-    assert local[0, 1] == before == compiled_rule(VDBERule.epsilon)(local[0], local[0], 1)
+    assert local[0, 1] == before == called_rule(VDBERule.epsilon)(local[0], local[0], 1)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +209,7 @@ def test_schedules_agree_however_the_episodes_were_counted(strategy, random):
     rules, arrays = read_strategy(strategy, COUNT, 1, 1)
     if hasattr(strategy, "episodes"):
         strategy.episodes.add_(more)
-    begin = compiled_rule(rules[arrays.rule[0]].begin)
+    begin = called_rule(rules[arrays.rule[0]].begin)
     for parameters, memory, k in zip(arrays.parameters, arrays.memory, more.tolist(), strict=True):
         begin(parameters, memory, k)
     np.testing.assert_allclose(arrays.memory[:, 0], strategy.eps, rtol=1e-13)
@@ -210,7 +220,7 @@ def test_linear_annealing_counts_every_step():
     strategy = LinearEpsilon(0.9, 0.1, num_frames=100, batch_shape=[120])
     strategy.frames.copy_(frames)
     rules, arrays = read_strategy(strategy, 120, 1, 1)
-    learn = compiled_rule(rules[arrays.rule[0]].learn)
+    learn = called_rule(rules[arrays.rule[0]].learn)
     for parameters, memory in zip(arrays.parameters, arrays.memory, strict=True):
         learn(parameters, memory, memory, 0, 0.0, 0.0, 0.0)
     strategy.frames += 1

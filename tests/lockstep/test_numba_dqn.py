@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from kernel_cases import double, strategies
+from kernel_cases import called, double, strategies
 from lockstep_reference import DOMAINS, DQN, PENALISED, RUNS, STRATEGIES, make_env, make_network
 
 from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
@@ -18,7 +18,6 @@ from bmc_torchrl.learners.settings import RunSettings
 from bmc_torchrl.learners.values import QNetwork, q_actor
 from bmc_torchrl.lockstep import DQNDraws, DQNLockstep
 from bmc_torchrl.lockstep.numba.dqn import NumbaDQNEngine, _packed
-from bmc_torchrl.lockstep.numba.formulas import compiled
 from bmc_torchrl.lockstep.numba.kernels import compile_kernels, multiply, transpose
 from bmc_torchrl.lockstep.numba.loops import CURVES
 from bmc_torchrl.lockstep.numba.network import describe, fit, forward, work
@@ -183,7 +182,7 @@ def test_weights_start_as_the_q_network_draws_them():
     [
         ({"next_action": "before"}, "DQN acts after learning"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"network": QNetwork(3, 4, (7, 6), runs=RUNS)}, r"widths \(3, 7, 6, 4\), but"),
+        ({"network": QNetwork(3, 4, (7, 6), runs=RUNS)}, r"widths \[3, 7, 6, 4\], but"),
         ({"network": QNetwork(8, 4, (7, 6), runs=2)}, "runs=4 and no dueling head"),
         ({"strategy": BMCEpsilon(update="offline", batch_shape=[RUNS])}, "engine=torchrl"),
     ],
@@ -225,7 +224,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
         inputs[:, :-1] = features.numpy()
     compile_kernels()
     parameters = _packed(network, 1, net)[0].copy()
-    forward(net, parameters, space, rows)
+    called(forward)(net, parameters, space, rows)
     value = space.outputs[net.outputs[-2] :].reshape(rows, -1)[:, :-1]
     expected = network(features.unsqueeze(0)).detach()[0]
     torch.testing.assert_close(torch.from_numpy(value), expected, rtol=1e-5, atol=1e-5)
@@ -235,7 +234,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
     moments = np.zeros_like(parameters), np.zeros_like(parameters)
     made = action.numpy(), reward.numpy(), terminated.numpy()
     gamma = np.float32(0.9)
-    loss = fit(net, parameters, *moments, space, *made, gamma, 0.001, l2, epochs, 1)
+    loss = called(fit)(net, parameters, *moments, space, *made, gamma, 0.001, l2, epochs, 1)
     target = reward + 0.9 * torch.where(terminated, 0.0, expected[batch:].amax(-1))
     weights = {name: p.detach() for name, p in network.named_parameters()}
     theirs = fit_minibatch(
@@ -254,7 +253,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
     torch.testing.assert_close(torch.from_numpy(parameters), after, rtol=1e-4, atol=2e-5)
 
 
-@compiled
+@called
 def product(rows, inner, columns, a, down, along, b, c, c_row, floor):
     b_row = columns
     multiply(rows, inner, columns, a.ctypes, down, along, b.ctypes, b_row, c.ctypes, c_row, floor)
@@ -279,5 +278,5 @@ def test_products_and_transposes_are_those_of_numpy(rows, columns):
             np.testing.assert_allclose(c[:, :-2], np.maximum(wanted, floor), rtol=1e-4, atol=1e-5)
             assert (c[:, -2:] == 7).all()
     other = np.zeros((columns, rows), np.float32)
-    transpose(c[:, :-2].ravel(), other.ravel(), rows, columns)
+    called(transpose)(c[:, :-2].ravel(), other.ravel(), rows, columns)
     assert np.array_equal(other, c[:, :-2].T)

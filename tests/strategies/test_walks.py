@@ -94,7 +94,7 @@ def test_vmap_maps_over_more_runs(random):
 
 
 def test_without_numba_there_is_one_hint_and_the_torch_loop(monkeypatch, random):
-    monkeypatch.setattr(walks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(walks, "_HAS_NUMBA", False)
     walks._has_numba.cache_clear()
     data, _ = collected((), random)
     strategy, expected = BMCEpsilon(), BMCEpsilon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,11 +11,11 @@ from numba.extending import overload
 
 from bmc_torchrl.envs.lanes import Numbers
 from bmc_torchrl.lockstep.numba.formulas import Array, F, Scalar, compiled
-from bmc_torchrl.strategies.compiled import OPTIONS
+from bmc_torchrl.strategies.compiled import INNER
 
 __all__ = ["domain_start", "domain_step", "is_noisy"]
 
-_JIT = {name: value for name, value in OPTIONS.items() if name != "nogil"}
+_JIT = {name: value for name, value in INNER.items() if name != "nogil"}
 implements = cast(Callable[[Any], Callable[[F], F]], lambda stub: overload(stub, jit_options=_JIT))
 
 
@@ -33,9 +34,14 @@ def is_noisy(m: Any) -> bool:
     raise NotImplementedError
 
 
+@functools.cache
+def _function(m: Any, name: str) -> Any:
+    return compiled(getattr(m.instance_class, name))
+
+
 @implements(domain_step)
 def _domain_step(m: Any, p: Any, state: Any, action: Any, u: Any) -> Any:
-    step, cell = compiled(m.instance_class.step), compiled(m.instance_class.cell)
+    step, cell = _function(m, "step"), _function(m, "cell")
 
     def move(m: Any, p: Any, state: Any, action: Any, u: Any) -> Any:
         p, state, reward, terminated = step(m, p, state, action, u)
@@ -46,7 +52,7 @@ def _domain_step(m: Any, p: Any, state: Any, action: Any, u: Any) -> Any:
 
 @implements(domain_start)
 def _domain_start(m: Any, p: Any, u: Any) -> Any:
-    start, cell = compiled(m.instance_class.start), compiled(m.instance_class.cell)
+    start, cell = _function(m, "start"), _function(m, "cell")
 
     def begin(m: Any, p: Any, u: Any) -> Any:
         (p[0], p[1], p[2], p[3]), state = start(m, u)
@@ -57,7 +63,7 @@ def _domain_start(m: Any, p: Any, u: Any) -> Any:
 
 @implements(is_noisy)
 def _is_noisy(m: Any) -> Any:
-    noisy = compiled(m.instance_class.noisy)
+    noisy = _function(m, "noisy")
 
     def ask(m: Any) -> Any:
         return noisy(m)

@@ -156,9 +156,9 @@ def _packed(network: QNetwork, runs: int, net: Network) -> Any:
     if network.state_value is not None or network.run_shape != (runs,):
         raise ValueError(f"network must have runs={runs} and no dueling head.")
     layers = _layers_of(network)
-    widths = (network.in_features, *(layer.out_features for layer in layers))
-    if widths != net.widths:
-        raise ValueError(f"network has the widths {widths}, but learner and domain {net.widths}.")
+    widths = [network.in_features, *(layer.out_features for layer in layers)]
+    if widths != (wanted := net.widths.tolist()):
+        raise ValueError(f"network has the widths {widths}, but learner and domain {wanted}.")
     parts = [torch.cat([layer.weight, layer.bias.unsqueeze(1)], 1).flatten(1) for layer in layers]
     return torch.cat(parts, 1).detach().cpu().numpy()
 

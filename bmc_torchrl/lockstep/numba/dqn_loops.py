@@ -142,7 +142,7 @@ def start_lanes(
 @compiled
 def draw_weights(net: Network, weights: Array, bits: Array) -> None:
     """Glorot's uniform kernels, and biases of 0."""
-    for depth in range(len(net.widths) - 1):
+    for depth in range(net.widths.size - 1):
         fan_in, fan_out = net.widths[depth], net.widths[depth + 1]
         limit, start = math.sqrt(6 / (fan_in + fan_out)), net.starts[depth]
         for j in range(fan_in * fan_out):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-from bmc_torchrl.strategies.compiled import OPTIONS
+from bmc_torchrl.strategies.compiled import INNER
 
 __all__ = [
     "SHORT_ROW",
@@ -41,9 +41,9 @@ Array = np.ndarray[Any, Any]
 Scalar = Any
 Bits = Any
 
-compiled = cast(Callable[[F], F], numba.njit(**OPTIONS))
+compiled = cast(Callable[[F], F], numba.njit(**INNER))
 # A maximum may be taken in any order; nothing else here may.
-_compiled_unordered = cast(Callable[[F], F], numba.njit(fastmath={"nnan", "nsz"}, **OPTIONS))
+_compiled_unordered = cast(Callable[[F], F], numba.njit(fastmath={"nnan", "nsz"}, **INNER))
 
 GOLDEN, MIX1, MIX2 = (
     np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

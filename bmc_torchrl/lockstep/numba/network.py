@@ -36,7 +36,8 @@ class Network(NamedTuple):
     """What all runs' networks have in common.
 
     Attributes:
-        widths: of the input, the hidden layers and the output.
+        widths: of the input, the hidden layers and the output; as all that follow, an int64 array:
+            compiled code reads an entry of a tuple through a table of jumps.
         starts: where each layer begins among the parameters, and where the last one ends.
         outputs: where the input and each layer's output begin in a :class:`Work`, and where the
             last one ends.
@@ -46,10 +47,10 @@ class Network(NamedTuple):
             positions, the input is the numbers of the state.
     """
 
-    widths: tuple[int, ...]
-    starts: tuple[int, ...]
-    outputs: tuple[int, ...]
-    slopes: tuple[int, ...]
+    widths: Array
+    starts: Array
+    outputs: Array
+    slopes: Array
     codes: Array
     active: Array
 
@@ -95,7 +96,7 @@ def describe(env: BatchedEnv, hidden: Sequence[int], rows: int, batch: int) -> N
         raise ValueError(f"A state has four numbers, but the network reads {widths[0]}.")
     shown = [0 if active.numel() else widths[0] + 1, *(width + 1 for width in widths[1:])]
     return Network(
-        widths=widths,
+        widths=np.array(widths),
         starts=_starts((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths)),
         outputs=_starts(rows * width for width in shown),
         slopes=_starts(batch * (width + 1) for width in widths[1:]),
@@ -108,8 +109,8 @@ def _with_last(rows: Tensor, value: float) -> Tensor:
     return torch.cat([rows, torch.full_like(rows[:, :1], value)], -1)
 
 
-def _starts(sizes: Iterable[int]) -> tuple[int, ...]:
-    return tuple(itertools.accumulate(sizes, initial=0))
+def _starts(sizes: Iterable[int]) -> Array:
+    return np.array([0, *itertools.accumulate(sizes)])
 
 
 def work(network: Network, rows: int, batch: int) -> Work:
@@ -128,7 +129,7 @@ def work(network: Network, rows: int, batch: int) -> Work:
 @compiled
 def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> None:
     """The layers' outputs for the first `rows` rows; the last are the action values."""
-    last = len(network.widths) - 2
+    last = network.widths.size - 2
     for depth in range(last + 1):
         size, fan_out = network.widths[depth] + 1, network.widths[depth + 1]
         layer = parameters[network.starts[depth] :]
@@ -168,7 +169,7 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         rows: how many.
         taken: actions ``[rows]`` where the slopes of all others are 0, or empty.
     """
-    last = len(network.widths) - 2
+    last = network.widths.size - 2
     for depth in range(last, -1, -1):
         fan_in, fan_out = network.widths[depth], network.widths[depth + 1]
         start, size = network.starts[depth], fan_in + 1
@@ -297,10 +298,11 @@ def fit(
             slope[j] = scale * (value[j] - fixed[j])
         backward(network, parameters, space, batch, taken if epoch == 0 else taken[:0])
         if penalty > 0:
-            for depth in range(len(network.widths) - 1):
-                stop = network.starts[depth + 1] - network.widths[depth + 1]
-                for j in range(network.starts[depth], stop):
-                    space.gradient[j] += penalty * parameters[j]
+            for depth in range(network.widths.size - 1):
+                kernel = parameters[network.starts[depth] :]
+                slopes = space.gradient[network.starts[depth] :]
+                for j in range(network.widths[depth] * network.widths[depth + 1]):
+                    slopes[j] += penalty * kernel[j]
         rate = learning_rate * math.sqrt(1 - decayed2) / (1 - decayed1)
         decayed1, decayed2 = decayed1 * BETA1, decayed2 * BETA2
         adam(

@@ -28,25 +28,18 @@ def learn_transition(rules: Any, which: int, *row: Any) -> None:
 
 
 def _chosen(rules: Any, name: str) -> Callable[..., Any]:
-    """The functions of a name as one that is also given the number of the rule."""
-    *before, last = (compiled_rule(getattr(rule.instance_class, name)) for rule in rules.types)
+    """The functions of a name as one that is also given the number of the rule.
 
-    @compiled
-    def choose(which: int, *row: Any) -> Any:
-        return last(*row)
-
-    for number, function in reversed(list(enumerate(before))):
-        choose = _either(number, function, choose)
-    return choose
-
-
-def _either(number: int, function: Any, other: Any) -> Callable[..., Any]:
-    @compiled
-    def choose(which: int, *row: Any) -> Any:
-        if which == number:
-            return function(*row)
-        return other(which, *row)
-
+    It is written as text: a function of each rule and the next ones takes a second more to compile.
+    """
+    scope: dict[str, Any] = {}
+    lines = ["def choose(which, *row):"]
+    for number, rule in enumerate(rules.types):
+        scope[f"of_{number}"] = compiled_rule(getattr(rule.instance_class, name))
+        condition = f"if which == {number}: " if number + 1 < len(rules.types) else ""
+        lines.append(f"    {condition}return of_{number}(*row)")
+    exec("\n".join(lines), scope)
+    choose: Callable[..., Any] = compiled(scope["choose"])
     return choose
 
 
