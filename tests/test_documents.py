@@ -6,12 +6,14 @@ import re
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
 from bmc_torchrl.analysis.comparison import compare
+from bmc_torchrl.analysis.overviews import experiment_tables, readme_table
 from bmc_torchrl.analysis.published_workbooks import read_published
-from bmc_torchrl.analysis.summaries import read_results
+from bmc_torchrl.analysis.summaries import read_results, result_folders
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -105,6 +107,9 @@ def test_the_protocol_says_how_well_our_results_agree(published: Path, title: st
     found = compare(
         read_results(ROOT / "results" / name), read_published(published / f"{name}.xlsx")
     )
+    recorded = read_results(ROOT / "results" / name).comparison
+    assert recorded is not None, f"bmc compare results/{name} … --record"
+    assert recorded["z"].tolist() == pytest.approx(found.table["z"].tolist(), rel=1e-3, abs=1e-4)
     medians = found.medians().set_index("metric")
     text = (ROOT / "docs/protocol.md").read_text()
     row = re.search(rf"^\| {title} \| (\d+) \| ([\d.]+) \| ([\d.]+) \|", text, re.MULTILINE)
@@ -112,3 +117,29 @@ def test_the_protocol_says_how_well_our_results_agree(published: Path, title: st
     assert int(row[1]) == medians.loc["all", "pairs"]
     assert float(row[2]) == pytest.approx(medians.loc["all", "median"], abs=0.0051)
     assert float(row[3]) == pytest.approx(medians["median"].max(), abs=0.0051)
+
+
+RATES = {
+    "cart-pole SARSA": "tabular cart-pole, 2200 runs, run-steps/s, against bare numba",
+    "supply-chain SARSA": "tabular supply-chain, 2200 runs, run-steps/s, against bare numba",
+    "cart-pole DQN": "cart-pole DQN, run-steps/s, against one by one, eager torch",
+    "grid-world DQN": "grid-world DQN, run-steps/s, against one by one, eager torch",
+    "supply-chain DQN": "supply-chain DQN, run-steps/s, against one by one, eager torch",
+}
+
+
+@pytest.mark.parametrize("title", RATES)
+def test_the_rates_of_scaling_are_those_measured(title: str) -> None:
+    measured = pd.read_csv(ROOT / "results/benchmark.csv").set_index("work")["ours"][RATES[title]]
+    text = (ROOT / "docs/scaling.md").read_text()
+    row = re.search(rf"^\| {title} \(numba\) \| ([\d.]+) ([kM]) \|", text, re.MULTILINE)
+    assert row is not None
+    said = float(row[1]) * {"k": 1e3, "M": 1e6}[row[2]]
+    assert said == pytest.approx(measured, rel=0.25)
+
+
+def test_the_tables_of_results_are_those_of_the_results_folder() -> None:
+    found = [read_results(folder) for folder in result_folders([ROOT / "results"])]
+    for name, written in (("README.md", readme_table), ("docs/results.md", experiment_tables)):
+        text = (ROOT / name).read_text()
+        assert text.split("<!-- results -->\n")[1].split("<!-- /results -->")[0] == written(found)

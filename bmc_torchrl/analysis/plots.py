@@ -21,7 +21,14 @@ from scipy import stats
 
 from bmc_torchrl.analysis.scoring import Measure, measure
 from bmc_torchrl.analysis.statistics import performance_profile, profile_interval
-from bmc_torchrl.analysis.titles import FAMILIES, METRIC_TITLES, Strategies, experiment_title
+from bmc_torchrl.analysis.titles import (
+    FAMILIES,
+    METRIC_TITLES,
+    TRUCK_RULES,
+    Strategies,
+    Strategy,
+    experiment_title,
+)
 from bmc_torchrl.analysis.whatif import Counterfactual
 from bmc_torchrl.errors import ResultsError
 
@@ -52,6 +59,7 @@ def learning_figure(
     strategies: Strategies,
     *,
     published: pd.DataFrame | None = None,
+    note: str = "",
 ) -> Figure:
     """Test performance and ε over episodes, the six panels of one figure of the paper.
 
@@ -65,8 +73,9 @@ def learning_figure(
         curves: What ``summaries.curves`` returns.
         strategies: How they are called, and their families.
         published: What ``read_published`` returns, to be drawn dashed.
+        note: What else the title says, such as ``reduced: 5 of 100 runs``.
     """
-    judged = measure(experiment)
+    judged = measure(experiment, strategies["bmc"].truck_cost)
     names = list(curves["strategy"].unique())
     auc = curves.groupby("strategy")[f"{judged.column}_mean"].mean()
     short = {name: strategies[name].short_title for name in names}
@@ -81,14 +90,31 @@ def learning_figure(
             if not members:
                 panel.text(0.5, 0.5, "not run", transform=panel.transAxes, ha="center", color=GREY)
             panel.set_title(f"ε-BMC and {FAMILIES[family]}{' ε' if family != 'vdbe' else ''}")
+            _other_optimum(panel, experiment, judged, [strategies[name] for name in members])
         styles = _best_styles(auc, judged, strategies)
         _panel(axes[4], curves, judged, styles, long, published)
         axes[4].set_title("ε-BMC and the best of each family")
         _panel(axes[5], curves, EPSILON, styles, long, published)
         _same_limits(axes[:5])
         dashed = "; published means dashed" if published is not None else ""
-        figure.suptitle(f"{_title(experiment, curves)}{dashed}", fontsize=13)
+        figure.suptitle(_noted(f"{_title(experiment, curves)}{dashed}", note), fontsize=13)
     return figure
+
+
+def _noted(title: str, note: str) -> str:
+    return f"{title}\n{note}" if note else title
+
+
+def _other_optimum(
+    axes: Axes, experiment: str, judged: Measure, members: Sequence[Strategy]
+) -> None:
+    """The optimum of a family that paid trucks by another rule than ε-BMC."""
+    for rule in {member.truck_cost for member in members} - {None}:
+        optimum = measure(experiment, rule).optimum
+        if optimum is not None and optimum != judged.optimum:
+            label = f"optimum, {TRUCK_RULES[str(rule)]}"
+            axes.axhline(optimum, color=GREY, linewidth=1, linestyle="-.", label=label)
+            _legend_below(axes)
 
 
 def _title(experiment: str, curves: pd.DataFrame) -> str:
@@ -186,7 +212,7 @@ def _with_bmc(styles: Mapping[str, str]) -> dict[str, str]:
 
 def _legend_below(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: labels[i] == "optimum")
+    order = sorted(range(len(labels)), key=lambda i: labels[i].startswith("optimum"))
     wide = max((len(label) for label in labels), default=0) > 14
     axes.legend(
         [handles[i] for i in order],
@@ -207,7 +233,12 @@ def _same_limits(panels: Iterable[Axes]) -> None:
 
 
 def posterior_figure(
-    alpha: ArrayLike, beta: ArrayLike, *, time: ArrayLike | None = None, unit: str = "episodes"
+    alpha: ArrayLike,
+    beta: ArrayLike,
+    *,
+    time: ArrayLike | None = None,
+    unit: str = "episodes",
+    note: str = "",
 ) -> Figure:
     """The Beta posterior over ε as it changes with time: density, mean and 95 % interval.
 
@@ -219,6 +250,7 @@ def posterior_figure(
         beta: Likewise.
         time: The instants, increasing; 1, 2, … by default.
         unit: Of ``time``, for the axis.
+        note: What else the title says.
     """
     a, b = (np.asarray(x, dtype=np.float64).reshape(-1) for x in (alpha, beta))
     x = np.arange(1, len(a) + 1) if time is None else np.asarray(time, dtype=np.float64)
@@ -245,7 +277,7 @@ def posterior_figure(
             bound = stats.beta.ppf(quantile, a, b)
             axes.plot(x, bound, color="#D55E00", linewidth=1.2, linestyle="--", label=label)
         figure.colorbar(image, label="density / its maximum")
-        axes.set(xlabel=unit, ylabel="ε", ylim=(0, 1), title="Posterior over ε")
+        axes.set(xlabel=unit, ylabel="ε", ylim=(0, 1), title=_noted("Posterior over ε", note))
         axes.grid(False)
         axes.legend(loc="upper right")
     return figure
@@ -271,13 +303,14 @@ def whatif_figure(found: Counterfactual) -> Figure:
     return figure
 
 
-def sensitivity_figure(experiment: str, table: pd.DataFrame) -> Figure:
+def sensitivity_figure(experiment: str, table: pd.DataFrame, *, note: str = "") -> Figure:
     """How the performance of ε-BMC depends on α₀ and on the scale of rewards.
 
     Args:
         experiment: Name such as ``grid_sarsa``.
         table: Columns parameter (``alpha0``, ``reward_scale``), value, auc, auc_se, and
             optionally variant, a line of its own each (for example ``b₀ = 500``).
+        note: What else the title says.
     """
     absent = [name for name in ("parameter", "value", "auc", "auc_se") if name not in table]
     if absent or table.empty:
@@ -291,7 +324,8 @@ def sensitivity_figure(experiment: str, table: pd.DataFrame) -> Figure:
             _sensitivity_panel(axes, table[table["parameter"] == kind], judged)
             axes.set(xlabel=SENSITIVITY_TITLES.get(kind, kind), ylabel=f"AUC ({judged.label})")
         _same_limits(panels)
-        figure.suptitle(f"{experiment_title(experiment)}: sensitivity of ε-BMC", fontsize=13)
+        title = f"{experiment_title(experiment)}: sensitivity of ε-BMC"
+        figure.suptitle(_noted(title, note), fontsize=13)
     return figure
 
 
@@ -317,7 +351,12 @@ def _sensitivity_panel(axes: Axes, rows: pd.DataFrame, judged: Measure) -> None:
 
 
 def profile_figure(
-    experiment: str, scores: pd.DataFrame, strategies: Strategies, *, metric: str = "auc"
+    experiment: str,
+    scores: pd.DataFrame,
+    strategies: Strategies,
+    *,
+    metric: str = "auc",
+    note: str = "",
 ) -> Figure:
     """Performance profiles of ε-BMC and of the best of each family.
 
@@ -329,6 +368,7 @@ def profile_figure(
         scores: What ``summaries.scores`` returns.
         strategies: How they are called, and their families.
         metric: Which of its columns.
+        note: What else the title says.
     """
     judged = measure(experiment)
     sign = -1.0 if judged.lower_is_better else 1.0
@@ -359,7 +399,7 @@ def profile_figure(
             xlabel=f"threshold on a run's {METRIC_TITLES[metric]} ({judged.label})",
             ylabel="fraction of runs that do better",
             ylim=(-0.02, 1.02),
-            title=f"{experiment_title(experiment)}: performance profiles",
+            title=_noted(f"{experiment_title(experiment)}: performance profiles", note),
         )
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bmc_torchrl.errors import ResultsError
 
-__all__ = ["EXPERIMENTS", "MEASURES", "PUBLISHED_BMC_RANKS", "Measure", "measure"]
+__all__ = [
+    "EXPERIMENTS",
+    "MEASURES",
+    "PUBLISHED_BMC_RANKS",
+    "Measure",
+    "measure",
+    "reduction",
+]
 
 PUBLISHED_BMC_RANKS = {
     "grid_sarsa": 3,
@@ -19,6 +26,18 @@ PUBLISHED_BMC_RANKS = {
 """BMC's rank by AUC among the 22 strategies in the authors' data."""
 
 EXPERIMENTS = tuple(PUBLISHED_BMC_RANKS)
+
+PUBLISHED_RUNS = 100
+PUBLISHED_STRATEGIES = 22
+PUBLISHED_EPISODES = {
+    "grid_sarsa": 500,
+    "grid_dqn": 500,
+    "cart_sarsa": 500,
+    "cart_dqn": 300,
+    "supply_sarsa": 1000,
+    "supply_dqn": 500,
+    "supply_dqn_floor": 500,
+}
 
 
 @dataclass(frozen=True)
@@ -44,11 +63,14 @@ class Measure:
     optimum: float | None
 
 
-# The supply-chain's optimum is envs.optimal's value of the start (10, 0), 200 steps to go.
+# The supply-chain's optima are envs.optimal's values of the start (10, 0), 200 steps to go.
+TRUCK_OPTIMA = {"ceil": 13.57, "floor": 14.95}
+"""By what is paid: every truck that leaves, or full ones only."""
+
 MEASURES = {
     "grid": Measure("grid-world", "steps", "steps to the final goal", True, 22.0),
     "cart": Measure("cart-pole", "steps", "steps balanced", False, 200.0),
-    "supply": Measure("supply-chain", "return", "discounted return", False, 13.57),
+    "supply": Measure("supply-chain", "return", "discounted return", False, TRUCK_OPTIMA["ceil"]),
     "frozen4": Measure("FrozenLake 4×4", "return", "goals reached", False, None),
     "frozen8": Measure("FrozenLake 8×8", "return", "goals reached", False, None),
     "cliff": Measure("CliffWalking", "return", "return", False, -13.0),
@@ -71,12 +93,34 @@ MEASURES = {
 }
 
 
-def measure(experiment: str) -> Measure:
-    """The measure of an experiment, by the domain its name starts with."""
+def measure(experiment: str, truck_cost: str | None = None) -> Measure:
+    """The measure of an experiment, by the domain its name starts with.
+
+    Args:
+        experiment: Name such as ``grid_sarsa``.
+        truck_cost: By which rule trucks are paid, where there are any; the optimum depends on it.
+    """
     domain = experiment.split("_")[0]
     if domain not in MEASURES:
         raise ResultsError(
             f"experiment {experiment!r} belongs to no known domain; its name must start with one "
             f"of {', '.join(MEASURES)} (for example {', '.join(EXPERIMENTS[:2])})"
         )
-    return MEASURES[domain]
+    found = MEASURES[domain]
+    return found if truck_cost is None else replace(found, optimum=TRUCK_OPTIMA[truck_cost])
+
+
+def reduction(experiment: str, *, runs: int, episodes: int, strategies: int) -> str:
+    """What results have less of than the published ones; empty where they have as much.
+
+    Example:
+        >>> reduction("grid_dqn", runs=5, episodes=500, strategies=9)
+        'reduced: 5 of 100 runs, 9 of 22 strategies'
+    """
+    full = {
+        "runs": (runs, PUBLISHED_RUNS),
+        "episodes": (episodes, PUBLISHED_EPISODES.get(experiment, 0)),
+        "strategies": (strategies, PUBLISHED_STRATEGIES),
+    }
+    less = [f"{has} of {most} {name}" for name, (has, most) in full.items() if has < most]
+    return f"reduced: {', '.join(less)}" if less and experiment in PUBLISHED_EPISODES else ""

@@ -13,10 +13,10 @@ from typing import Any
 
 import pandas as pd
 
-from bmc_torchrl.analysis.scoring import PUBLISHED_BMC_RANKS, measure
+from bmc_torchrl.analysis.scoring import measure, reduction
 from bmc_torchrl.analysis.statistics import strategy_statistics
 from bmc_torchrl.analysis.tables import VALUES, check, write_atomically, write_csv
-from bmc_torchrl.analysis.titles import Strategies, experiment_title
+from bmc_torchrl.analysis.titles import Strategies
 from bmc_torchrl.errors import ResultsError
 
 PERFORMANCE = ("auc", "first_100", "last_50")
@@ -29,11 +29,12 @@ OPTIONAL = {
     "timings": ["strategy", "seconds"],
     "sensitivity": ["parameter", "value", "auc", "auc_se"],
     "posterior": ["episode", "alpha", "beta"],
+    "comparison": ["strategy", "metric", "z", "informative"],
 }
 """Tables that a folder may hold, and what they must have."""
 
 CELL = ("strategy", "first_run", "last_run", "episodes", "seconds")
-TEXT = ("strategy", "parameter", "family", "title")
+TEXT = ("strategy", "parameter", "family", "title", "metric")
 
 Windows = Callable[[int], Mapping[str, slice]]
 
@@ -115,6 +116,15 @@ class Results:
     timings: pd.DataFrame | None = None
     sensitivity: pd.DataFrame | None = None
     posterior: pd.DataFrame | None = None
+    comparison: pd.DataFrame | None = None
+
+    @property
+    def reduction(self) -> str:
+        """What they have less of than the published ones, in words; else empty."""
+        runs, episodes = (int(self.summary[name].min()) for name in ("runs", "episodes"))
+        return reduction(
+            self.experiment, runs=runs, episodes=episodes, strategies=len(self.summary)
+        )
 
 
 def write_results(table: pd.DataFrame, folder: str | Path, metadata: Mapping[str, Any]) -> None:
@@ -130,25 +140,40 @@ def write_results(table: pd.DataFrame, folder: str | Path, metadata: Mapping[str
     folder = Path(folder)
     experiment = table["experiment"].iloc[0]
     per_run = scores(table)
+    strategies = Strategies.of_metadata(metadata) if "cells" in metadata else Strategies()
     files = {
         "curves.csv": curves(table),
         "summary.csv": summary(table),
         "scores.csv": per_run,
-        "statistics.csv": strategy_statistics(
-            per_run, lower_is_better=measure(experiment).lower_is_better
-        ),
+        "statistics.csv": _statistics(per_run, strategies, measure(experiment).lower_is_better),
     }
     if "cells" in metadata:
         cells = pd.DataFrame(metadata["cells"], columns=list(CELL))
         files["timings.csv"] = cells.sort_values(["strategy", "first_run"])
-        files["strategies.csv"] = Strategies.of_metadata(metadata).table()
+        files["strategies.csv"] = strategies.table()
     for name, content in files.items():
         write_csv(folder / name, content)
+    (folder / "comparison.csv").unlink(missing_ok=True)  # It was of the results before.
     rest = {key: value for key, value in metadata.items() if key not in ("cells", "strategies")}
     text = json.dumps(
         {"experiment": experiment, **rest}, indent=2, sort_keys=True, ensure_ascii=False
     )
     write_atomically(folder / "provenance.json", lambda stream: stream.write(f"{text}\n".encode()))
+
+
+def _statistics(
+    per_run: pd.DataFrame, strategies: Strategies, lower_is_better: bool
+) -> pd.DataFrame:
+    """Statistics within each truck-cost rule: what paid by another cannot be ranked beside it."""
+    rules = per_run["strategy"].map(lambda label: strategies[label].truck_cost or "")
+    of_rule = dict(iter(per_run.groupby(rules)))
+    found = [
+        strategy_statistics(rows, lower_is_better=lower_is_better)
+        for _, rows in sorted(
+            of_rule.items(), key=lambda pair: "bmc" not in set(pair[1]["strategy"])
+        )
+    ]
+    return pd.concat(found, ignore_index=True)
 
 
 def read_results(folder: str | Path, *, experiment: str | None = None) -> Results:
@@ -230,63 +255,3 @@ def _check_curves(found: Results, folder: Path) -> None:
             f"{folder / 'curves.csv'} and summary.csv disagree about strategies or episodes; one "
             "of them is truncated or older. Make both again with scripts/reproduce.py"
         )
-
-
-def readme_table(found: Iterable[Results]) -> str:
-    """The README's table in Markdown: how ε-BMC did, beside the published rank, by experiment.
-
-    Ranks are by AUC among the strategies that were run, with a 95 % bootstrap interval.
-    """
-    lines = [
-        "| experiment | runs | ε-BMC AUC | last 50 | rank (95 %) | published rank "
-        "| best strategy | wall time |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [_readme_row(results) for results in found]
-    return "\n".join(lines) + "\n"
-
-
-def write_between_marks(path: Path, text: str) -> None:
-    """Replace what stands between ``<!-- results -->`` and ``<!-- /results -->`` in a file."""
-    old = path.read_text()
-    start, end = "<!-- results -->\n", "<!-- /results -->"
-    if start not in old or end not in old:
-        raise ResultsError(f"{path} lacks the lines {start.strip()} and {end}; put them in")
-    before, _, rest = old.partition(start)
-    after = rest.partition(end)[2]
-    content = f"{before}{start}{text}{end}{after}".encode()
-    write_atomically(path, lambda stream: stream.write(content))
-
-
-def _readme_row(results: Results) -> str:
-    table = results.summary.set_index("strategy")
-    if "bmc" not in table.index:
-        raise ResultsError(f"the results of {results.experiment} lack the strategy 'bmc'; run it")
-    bmc, ascending = table.loc["bmc"], measure(results.experiment).lower_is_better
-    best = table["auc"].sort_values(ascending=ascending).index[0]
-    rank = f"{int(table['auc'].rank(ascending=ascending, method='min')['bmc'])}"
-    if results.statistics is not None:
-        interval = results.statistics.set_index("strategy").loc["bmc"]
-        rank += f" ({interval['rank_low']:.0f}–{interval['rank_high']:.0f})"
-    published, title = PUBLISHED_BMC_RANKS.get(results.experiment), results.strategies[best].title
-    cells = [
-        experiment_title(results.experiment),
-        f"{int(bmc['runs'])}",
-        _with_error(bmc["auc"], bmc["auc_se"]),
-        _with_error(bmc["last_50"], bmc["last_50_se"]),
-        f"{rank} of {len(table)}",
-        "—" if published is None else f"{published} of 22",
-        f"{title} ({_with_error(table['auc'][best], table['auc_se'][best])})",
-        "—" if results.timings is None else _duration(results.timings["seconds"].sum()),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def _with_error(value: float, error: float) -> str:
-    return f"{value:.2f}" if pd.isna(error) else f"{value:.2f} ± {error:.2f}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

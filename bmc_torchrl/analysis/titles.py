@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from bmc_torchrl.analysis.scoring import measure
 
-__all__ = ["FAMILIES", "METRIC_TITLES", "Strategies", "Strategy", "experiment_title"]
+__all__ = ["FAMILIES", "METRIC_TITLES", "TRUCK_RULES", "Strategies", "Strategy", "experiment_title"]
 
 METRIC_TITLES = {
     "auc": "AUC",
@@ -22,7 +22,14 @@ METRIC_TITLES = {
     "epsilon_last": "ε at last",
 }
 
-_LEARNERS = {"sarsa": "expected SARSA", "dqn": "DQN"}
+_LEARNERS = {
+    "sarsa": "expected SARSA",
+    "dqn": "DQN",
+    "dqn_floor": "DQN, one truck-cost rule",
+}
+
+TRUCK_RULES = {"ceil": "every truck paid", "floor": "full trucks paid"}
+"""Printed name of a truck-cost rule."""
 
 
 def experiment_title(experiment: str) -> str:
@@ -62,12 +69,15 @@ class Strategy:
         title: Printed name.
         parameter: Symbol of what it differs by from the others of its family, if known.
         value: Of that parameter; a family is drawn in its order.
+        truck_cost: By which rule it paid trucks, where there are any: it is ranked among those that
+            paid by the same.
     """
 
     family: str
     title: str
     parameter: str | None = None
     value: float | None = None
+    truck_cost: str | None = None
 
     @property
     def short_title(self) -> str:
@@ -80,7 +90,7 @@ class Strategies(dict[str, Strategy]):
 
     Example:
         >>> Strategies()["mine_fast"]
-        Strategy(family='mine_fast', title='mine_fast', parameter=None, value=None)
+        Strategy(family='mine_fast', title='mine_fast', parameter=None, value=None, truck_cost=None)
     """
 
     def __missing__(self, label: str) -> Strategy:
@@ -107,22 +117,37 @@ class Strategies(dict[str, Strategy]):
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any]) -> Strategies:
         """What a table's metadata say of its strategies, be it a sweep's or a job's."""
+        config = metadata.get("config", {})
         if "strategies" in metadata:
-            return cls.of_entries(metadata["strategies"])
-        config = metadata["config"]
+            return cls.of_entries(metadata["strategies"])._paying(config)
         several = config.get("strategies") is not None
         return cls.of_entries(config["sweep"]["strategies"] if several else [config["strategy"]])
+
+    def _paying(self, config: Mapping[str, Any]) -> Strategies:
+        """The same with their truck-cost rules; those of another rule than most are called so."""
+        env = config.get("domain", {}).get("env", {}) if isinstance(config, Mapping) else {}
+        rule = env.get("network", {}).get("truck_cost")
+        if rule is None:
+            return self
+        changes = config["settings"].get("by_family") or {}
+        found = Strategies()
+        for label, strategy in self.items():
+            own = changes.get(strategy.family, {}).get("truck_cost", rule)
+            title = strategy.title if own == rule else f"{strategy.title} ({TRUCK_RULES[own]})"
+            found[label] = replace(strategy, title=title, truck_cost=own)
+        return found
 
     @classmethod
     def of_table(cls, table: pd.DataFrame) -> Strategies:
         """Read back what :meth:`table` gave."""
-        table = table.reindex(columns=["strategy", "family", "title", "parameter", "value"])
+        table = table.reindex(columns=["strategy", *Strategy.__annotations__])
         rows = table.astype(object).where(table.notna(), None).to_dict("records")
         return cls({row.pop("strategy"): Strategy(**row) for row in rows})
 
     def table(self) -> pd.DataFrame:
-        """As ``strategies.csv`` has them: strategy, family, title, parameter, value."""
-        return pd.DataFrame([{"strategy": key, **asdict(self[key])} for key in sorted(self)])
+        """As ``strategies.csv`` has them: strategy, family, title and the rest."""
+        table = pd.DataFrame([{"strategy": key, **asdict(self[key])} for key in sorted(self)])
+        return table if table["truck_cost"].any() else table.drop(columns="truck_cost")
 
 
 def _strategy(entry: Mapping[str, Any]) -> Strategy:

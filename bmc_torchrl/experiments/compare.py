@@ -18,6 +18,7 @@ from bmc_torchrl.analysis.comparison import Comparison, compare, comparison_tabl
 from bmc_torchrl.analysis.published_workbooks import RUNS, read_published
 from bmc_torchrl.analysis.scoring import EXPERIMENTS
 from bmc_torchrl.analysis.summaries import read_results
+from bmc_torchrl.analysis.tables import write_csv
 from bmc_torchrl.analysis.titles import experiment_title
 from bmc_torchrl.errors import ResultsError
 from bmc_torchrl.experiments.exits import ends_in_a_line
@@ -39,6 +40,9 @@ def _arguments() -> argparse.Namespace:
         "--threshold", type=float, default=2.0, help="of the median |z| (%(default)s)"
     )
     parser.add_argument("--csv", type=Path, help="also write the table of pairs to this new file")
+    parser.add_argument(
+        "--record", action="store_true", help="write z to RESULTS/comparison.csv, for bmc figures"
+    )
     return parser.parse_args()
 
 
@@ -90,6 +94,9 @@ def main() -> int:
     _print_report(console, comparison, options.threshold)
     if options.csv is not None:
         comparison.table.to_csv(options.csv, index=False)
+    if options.record:
+        kept = comparison.table[["strategy", "metric", "z", "informative"]]
+        write_csv(options.results / "comparison.csv", kept, digits=4)
     if not comparison.judged:
         return 2
     return 0 if comparison.agrees(options.threshold) else 1

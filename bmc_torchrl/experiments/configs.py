@@ -22,6 +22,7 @@ from bmc_torchrl.experiments.settings import chosen_strategies
 __all__ = [
     "CONFIGS",
     "DECISIVE",
+    "command_config",
     "configured_by",
     "differences",
     "environment_of",
@@ -51,11 +52,15 @@ UNIFORM = "bmc_torchrl.UniformAction"
 
 def experiment_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """The settings of an experiment, as ``bmc train`` has them."""
-    wanted = [f"experiment={name}", *overrides]
+    return command_config("train", [f"experiment={name}", *overrides])
+
+
+def command_config(command: str, overrides: Sequence[str]) -> DictConfig:
+    """The settings of ``bmc COMMAND`` with these overrides."""
     if GlobalHydra.instance().is_initialized():
-        return cast(DictConfig, compose("train", wanted))
+        return cast(DictConfig, compose(command, list(overrides)))
     with initialize_config_dir(CONFIGS, version_base=None):
-        return cast(DictConfig, compose("train", wanted))
+        return cast(DictConfig, compose(command, list(overrides)))
 
 
 def configured_by(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:

@@ -8,11 +8,16 @@ over ε. Nothing is trained.
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from bmc_torchrl.analysis.overviews import (
+    experiment_tables,
+    readme_table,
+    write_between_marks,
+)
 from bmc_torchrl.analysis.plots import (
     learning_figure,
     posterior_figure,
@@ -21,12 +26,7 @@ from bmc_torchrl.analysis.plots import (
     sensitivity_figure,
 )
 from bmc_torchrl.analysis.published_workbooks import read_published
-from bmc_torchrl.analysis.summaries import (
-    read_results,
-    readme_table,
-    result_folders,
-    write_between_marks,
-)
+from bmc_torchrl.analysis.summaries import read_results, result_folders
 from bmc_torchrl.errors import ResultsError
 from bmc_torchrl.experiments.exits import ends_in_a_line
 
@@ -50,6 +50,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, default=Path("figures"), help="(default: %(default)s)")
     parser.add_argument("--readme", type=Path, help="file whose results table is written anew")
+    parser.add_argument("--tables", type=Path, help="file whose tables of strategies are, likewise")
     return parser.parse_args()
 
 
@@ -58,14 +59,22 @@ def _figures(folder: Path, published: Path | None) -> Iterator[tuple[str, Figure
     name = results.experiment
     workbook = None if published is None else published / f"{name}.xlsx"
     overlay = read_published(workbook) if workbook is not None and workbook.exists() else None
-    yield name, learning_figure(name, results.curves, results.strategies, published=overlay)
+    named, note = results.strategies, results.reduction
+    yield name, learning_figure(name, results.curves, named, published=overlay, note=note)
     if results.scores is not None:
-        yield f"{name}_profiles", profile_figure(name, results.scores, results.strategies)
+        yield f"{name}_profiles", profile_figure(name, results.scores, named, note=note)
     if results.sensitivity is not None:
-        yield f"{name}_sensitivity", sensitivity_figure(name, results.sensitivity)
+        yield f"{name}_sensitivity", sensitivity_figure(name, results.sensitivity, note=note)
     if results.posterior is not None:
         alpha, beta, time = (results.posterior[key] for key in ("alpha", "beta", "episode"))
-        yield f"{name}_posterior", posterior_figure(alpha, beta, time=time)
+        yield f"{name}_posterior", posterior_figure(alpha, beta, time=time, note=note)
+
+
+def draw(folders: Iterable[Path], out: Path, published: Path | None = None) -> Iterator[Path]:
+    """Write every figure that the folders allow to `out`, one after the other."""
+    for folder in folders:
+        for name, figure in _figures(folder, published):
+            yield save_figure(figure, out / name)
 
 
 @ends_in_a_line("bmc figures")
@@ -77,11 +86,12 @@ def main() -> int:
         return 2
     try:
         folders = result_folders(options.results)
-        for folder in folders:
-            for name, figure in _figures(folder, options.published):
-                print(save_figure(figure, options.out / name))
+        for path in draw(folders, options.out, options.published):
+            print(path)
         if options.readme is not None:
             write_between_marks(options.readme, readme_table(map(read_results, folders)))
+        if options.tables is not None:
+            write_between_marks(options.tables, experiment_tables(map(read_results, folders)))
     except ResultsError as error:
         print(f"bmc figures: {error}", file=sys.stderr)
         return 2

@@ -27,7 +27,7 @@ from bmc_torchrl.experiments.settings import require_choice, require_integer
 from bmc_torchrl.experiments.sweep import require_new
 from bmc_torchrl.lockstep.interface import Engine
 
-__all__ = ["main"]
+__all__ = ["REWARDS", "TABLES", "compute", "main"]
 
 REWARDS = {
     "grid_sarsa": {"domain.env.grid.move_reward": -0.1, "domain.env.grid.blocked_reward": -0.2},
@@ -89,9 +89,8 @@ def _check(cfg: DictConfig) -> None:
         require_new(Path(cfg.results) / cfg.name / name)
 
 
-@configured_by("sensitivity")
-def main(cfg: DictConfig) -> None:
-    """Vary the prior and the scale of rewards."""
+def compute(cfg: DictConfig) -> None:
+    """Vary the prior and the scale of rewards, and write what was found."""
     torch.set_num_threads(1)
     _check(cfg)
     rows, column = [], measure(cfg.name).column
@@ -107,3 +106,6 @@ def main(cfg: DictConfig) -> None:
         for name, table in tables.items():
             write_csv(Path(folder) / cfg.name / name, table)
             print(Path(folder) / cfg.name / name)
+
+
+main = configured_by("sensitivity")(compute)

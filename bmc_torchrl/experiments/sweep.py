@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from bmc_torchrl.signals import Interrupted
 
 __all__ = [
     "Cell",
+    "borrow",
     "execute",
     "finished_cells",
     "finished_runs",
@@ -206,6 +207,35 @@ def keep(
             )
     name = f"{cell.label}.{cell.first_run:04d}-{cell.last_run:04d}.parquet"
     return save(table, Path(output) / cell.experiment / "cells" / name, metadata)
+
+
+def borrow(
+    output: str | Path,
+    experiment: str,
+    lender: str,
+    labels: Collection[str],
+    config: Mapping[str, Any],
+) -> None:
+    """Copy finished cells of one experiment into another that computes them in the same way.
+
+    Args:
+        output: Where the sweep's files are.
+        experiment: Which borrows; runs that it has are left as they are.
+        lender: Which lends.
+        labels: The strategies that are the same in both.
+        config: What the copies say they were made with.
+    """
+    finished = finished_runs(output, experiment)
+    for path, made in finished_cells(output, lender).items():
+        (cell,) = made["cells"]
+        runs = range(cell["first_run"], cell["last_run"] + 1)
+        if cell["strategy"] in labels and finished.isdisjoint((cell["strategy"], r) for r in runs):
+            table = load(path).assign(experiment=experiment)
+            save(
+                table,
+                Path(output) / experiment / "cells" / path.name,
+                {**made, "config": dict(config)},
+            )
 
 
 def publish(output: str | Path, experiment: str, target: str | Path | None = None) -> Path:

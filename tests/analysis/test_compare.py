@@ -344,6 +344,13 @@ def test_the_script_exits_with_its_verdict(run, results: Path, tmp_path: Path) -
     assert status == 2
     assert "exists already" in errors
 
+    status, *_ = run(results, same, "--record")
+    kept = read_results(results).comparison
+    assert kept is not None
+    assert kept.columns.tolist() == ["strategy", "metric", "z", "informative"]
+    assert (kept["z"].abs() < 0.01).all()
+    (results / "comparison.csv").unlink()
+
     status, _, errors = run(results, broken)
     assert status == 2
     assert "broken.xlsx is not a readable Excel workbook" in errors

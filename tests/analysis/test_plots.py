@@ -34,6 +34,11 @@ ROOT = Path(__file__).parents[2]
 SWEEP = yaml.safe_load((ROOT / "configs/sweep/paper.yaml").read_text())["strategies"]
 NAMED = Strategies.of_entries(SWEEP)
 LABELS = tuple(NAMED)
+FLOOR = {
+    "domain": {"env": {"network": {"truck_cost": "floor"}}},
+    "settings": {"by_family": {"power": {"truck_cost": "ceil"}}},
+}
+TWO_RULES = Strategies.of_metadata({"strategies": SWEEP, "config": FLOOR})
 
 
 def table(experiment: str = "grid_sarsa", labels=LABELS, runs: int = 5) -> pd.DataFrame:
@@ -106,7 +111,8 @@ def figures() -> dict[str, Figure]:
         "overlay": learning_figure(
             "grid_sarsa", curves(content), NAMED, published=published(content)
         ),
-        "few": learning_figure("supply_dqn", curves(few), NAMED),
+        "few": learning_figure("supply_dqn", curves(few), NAMED, note="reduced: 5 of 100 runs"),
+        "two rules": learning_figure("supply_dqn", curves(table("supply_dqn")), TWO_RULES),
         "profile": profile_figure("grid_sarsa", scores(content), NAMED),
         "sensitivity": sensitivity_figure("grid_sarsa", sensitivity()),
         "posterior": posterior_figure(1 + episode / 9, 1.01 + episode),
@@ -118,7 +124,7 @@ def drawn() -> dict[str, Figure]:
     return figures()
 
 
-NAMES = ("learning", "overlay", "few", "profile", "sensitivity", "posterior")
+NAMES = ("learning", "overlay", "few", "two rules", "profile", "sensitivity", "posterior")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,6 +171,21 @@ def test_published_curves_are_dashed(drawn) -> None:
     assert len(overlay.lines) == len(plain.lines) + 6
     assert all(line.is_dashed() for line in overlay.lines[len(plain.lines) :])
     assert "published" in drawn["overlay"].get_suptitle()
+
+
+def test_each_truck_cost_rule_has_its_optimum(drawn) -> None:
+    panels = drawn["two rules"].axes[:5]
+    optima = [
+        {line.get_label(): line.get_ydata()[0] for line in axes.lines if "opt" in line.get_label()}
+        for axes in panels
+    ]
+    assert [found.pop("optimum") for found in optima] == [14.95] * 5
+    assert optima == [{}, {}, {"optimum, every truck paid": 13.57}, {}, {}]
+
+
+def test_a_reduction_is_in_the_title(drawn) -> None:
+    assert "reduced: 5 of 100 runs" in drawn["few"].get_suptitle()
+    assert "reduced" not in drawn["learning"].get_suptitle()
 
 
 def test_a_family_that_was_not_run_is_said_to_be_missing(drawn) -> None:

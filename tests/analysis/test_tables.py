@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bmc_torchrl.analysis.scoring import EXPERIMENTS, MEASURES, measure
+from bmc_torchrl.analysis.overviews import experiment_tables, readme_table
+from bmc_torchrl.analysis.scoring import EXPERIMENTS, MEASURES, TRUCK_OPTIMA, measure
 from bmc_torchrl.analysis.summaries import (
     METRICS,
+    Results,
     curves,
     read_results,
-    readme_table,
     scores,
     summary,
     write_results,
@@ -215,8 +216,55 @@ def test_the_readme_table_puts_our_rank_beside_the_published_one(tmp_path: Path)
     last = readme_table([read_results(tmp_path / "grid_sarsa")]).splitlines()[-1]
     assert last == (
         "| grid-world, expected SARSA | 5 | 30.20 ± 0.07 | 30.20 ± 0.07 | 2 (2–2) of 3 | 3 of 22 "
-        "| VDBE, σ = 0.05 (25.20 ± 0.07) | 10 min |"
+        "| — | VDBE, σ = 0.05 (25.20 ± 0.07) | 10 min |"
     )
+
+
+def two_rules(folder: Path) -> Results:
+    returns = np.repeat([[[9.0]], [[8.0]], [[12.0]]], 5, axis=1) + np.arange(5)[:, None] / 10
+    labels = ["bmc", "fixed_01", "power_1"]
+    content = tidy("supply_dqn", labels, returns, returns, returns / 100)
+    families = ("bmc", "constant", "power")
+    parameters = ({}, {"value": 0.1}, {"power": 1.0})
+    made = swept(600.0)
+    made["strategies"] = [
+        {"label": label, "family": family, "parameters": given}
+        for label, family, given in zip(labels, families, parameters, strict=True)
+    ]
+    made["config"] = {
+        "domain": {"env": {"network": {"truck_cost": "floor"}}},
+        "settings": {"by_family": {"power": {"truck_cost": "ceil"}}},
+    }
+    write_results(content, folder / "supply_dqn", made)
+    return read_results(folder / "supply_dqn")
+
+
+def test_strategies_are_ranked_within_one_truck_cost_rule(tmp_path: Path) -> None:
+    found = two_rules(tmp_path)
+    assert dict(zip(found.statistics["strategy"], found.statistics["rank"], strict=True)) == {
+        "bmc": 1,
+        "fixed_01": 2,
+        "power_1": 1,
+    }
+    improvement = found.statistics.set_index("strategy")["improvement"]
+    assert (improvement["fixed_01"], improvement.isna()["power_1"]) == (1.0, True)
+    assert "| 1 (1–1) of 2 | 2 of 22, two rules | — | ε-BMC" in readme_table([found])
+    text = experiment_tables([found])
+    assert "ranks are within each" in text
+    assert "reduced: 5 of 100 runs, 1 of 500 episodes, 3 of 22 strategies" in text
+    assert "| power, β = 1 (every truck paid) | 5 |" in text
+    assert "| 1 (1–1) of 1 |" in text
+
+
+def test_a_recorded_comparison_is_in_the_tables_until_the_results_change(tmp_path: Path) -> None:
+    found = two_rules(tmp_path)
+    rows = [("bmc", metric, 1.5, True) for metric in METRICS]
+    kept = pd.DataFrame(rows, columns=["strategy", "metric", "z", "informative"])
+    kept.to_csv(tmp_path / "supply_dqn/comparison.csv", index=False)
+    found = read_results(tmp_path / "supply_dqn")
+    assert "| 1.50 (6) |" in readme_table([found])
+    assert "| 1.5 | 1.5 | 1.5 | 1.5 | 1.5 | 1.5 |" in experiment_tables([found])
+    assert two_rules(tmp_path).comparison is None
 
 
 def test_every_experiment_has_a_measure() -> None:
@@ -228,7 +276,11 @@ def test_every_experiment_has_a_measure() -> None:
 
 @pytest.mark.slow
 def test_the_supply_chains_optimum_is_that_of_dynamic_programming() -> None:
+    from bmc_torchrl.envs import SupplyNetwork
     from bmc_torchrl.envs.optimal import optimal_supply_chain_values
 
     values = optimal_supply_chain_values(horizon=200).values
     assert MEASURES["supply"].optimum == pytest.approx(float(values[0, 10 * 51]), abs=0.005)
+    network = SupplyNetwork(truck_cost="floor")
+    floor = optimal_supply_chain_values(network, horizon=200).values
+    assert TRUCK_OPTIMA["floor"] == pytest.approx(float(floor[0, 10 * 51]), abs=0.005)

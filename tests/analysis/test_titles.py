@@ -49,3 +49,15 @@ def test_a_jobs_table_says_what_its_strategies_are(wanted, value: float) -> None
     one, sweep = entry("c", "constant", value=0.2), [entry("c", "constant", value=0.1)]
     config = {"strategy": one, "strategies": wanted, "sweep": {"strategies": sweep}}
     assert Strategies.of_metadata({"config": config})["c"].value == value
+
+
+def test_strategies_that_pay_trucks_by_another_rule_are_called_so() -> None:
+    network = {"domain": {"env": {"network": {"truck_cost": "floor"}}}}
+    entries = [entry("bmc", "bmc"), entry("power_1", "power", power=1)]
+    for changes, rule in (({"power": {"truck_cost": "ceil"}}, "ceil"), (None, "floor")):
+        config = {**network, "settings": {"by_family": changes}}
+        named = Strategies.of_metadata({"strategies": entries, "config": config})
+        assert (named["bmc"].truck_cost, named["power_1"].truck_cost) == ("floor", rule)
+        assert named["bmc"].title == "ε-BMC"
+        assert ("every truck paid" in named["power_1"].title) == (rule == "ceil")
+        assert Strategies.of_table(named.table()) == named

@@ -30,7 +30,7 @@ GROUPS = {
     for folder in (ROOT / "configs").iterdir()
     if folder.is_dir()
 }
-EVERY = [(group, name) for group, names in GROUPS.items() for name in names]
+EVERY = [(group, name) for group, names in GROUPS.items() for name in names if group != "size"]
 # What is of another kind than the default experiment needs one of its own.
 WITH = {("learner", name): ["experiment=grid_dqn"] for name in GROUPS["learner"] if "dqn" in name}
 WITH["domain", "cart_pole"] = ["experiment=cart_sarsa"]
@@ -40,10 +40,10 @@ WITH["domain", "tabular"] = ["experiment=lake_sarsa"]
 
 def test_the_groups_are_those_of_the_readme() -> None:
     assert GROUPS.keys() == {
-        *("domain", "experiment", "explore", "learner", "logger", "strategy", "sweep"),
+        *("domain", "experiment", "explore", "learner", "logger", "size", "strategy", "sweep"),
         *("trainer", "whatif"),
     }
-    assert GROUPS["experiment"] == sorted([*EXPERIMENTS, *FINITE, *FOREIGN])
+    assert GROUPS["experiment"] == sorted([*EXPERIMENTS, "supply_dqn_floor", *FINITE, *FOREIGN])
 
 
 @pytest.mark.parametrize(("group", "name"), EVERY)
@@ -261,8 +261,8 @@ def test_the_main_example_is_complete() -> None:
     assert callable(train.main)
 
 
-def rules(*overrides: str) -> dict[str, str]:
-    cfg = settings("experiment=supply_dqn", "sweep=paper", *overrides)
+def rules(*overrides: str, experiment: str = "supply_dqn") -> dict[str, str]:
+    cfg = settings(f"experiment={experiment}", "sweep=paper", *overrides)
     found = {}
     for entry in cfg.sweep.strategies:
         network = instantiate(settings_of(cfg, [entry]).domain.env.network)
@@ -284,6 +284,12 @@ def test_the_published_supply_chain_dqn_pays_trucks_by_two_rules() -> None:
 )
 def test_one_override_makes_all_pay_trucks_alike(override: str, rule: str) -> None:
     assert set(rules(override).values()) == {rule}
+
+
+@pytest.mark.parametrize("protocol", ["published", "paper"])
+def test_an_experiment_has_floor_for_all(protocol: str) -> None:
+    found = rules(f"protocol={protocol}", experiment="supply_dqn_floor")
+    assert set(found.values()) == {"floor"}
 
 
 def test_a_job_of_both_rules_says_how_to_choose() -> None:

@@ -15,7 +15,12 @@ import pytest
 from commands import Ended, bmc, here, started, wait_until
 from jobs import ROOT
 
+from bmc_torchrl.analysis.scoring import EXPERIMENTS
 from bmc_torchrl.analysis.tables import load
+from bmc_torchrl.errors import SettingsError
+from bmc_torchrl.experiments.configs import command_config, plain
+from bmc_torchrl.experiments.reproduce import of_experiment
+from bmc_torchrl.experiments.settings import chosen_strategies
 from bmc_torchrl.experiments.sweep import finished_cells
 
 SHORT = "overrides=['domain.max_steps=20','domain.tests=2']"
@@ -65,6 +70,39 @@ def test_a_trial_goes_to_output_and_leaves_committed_results_alone(tmp_path: Pat
         "episodes. Nothing was overwritten; leave results= out, or name another folder"
     )
     assert content(committed) == before
+
+
+QUICK = (
+    *("reproduce", "size=quick", "runs=2", "episodes=2", "workers=1", "output=out"),
+    *("experiments=[grid_sarsa]", "strategies=[bmc,geom_09]", SHORT),
+)
+
+
+def test_the_quick_size_draws_every_figure_and_says_that_it_is_reduced(tmp_path: Path) -> None:
+    ended = bmc(tmp_path, *QUICK)
+    assert ended.status == 0, ended.err
+    said = "reduced: 2 of 100 runs, 2 of 500 episodes, 2 of 22 strategies"
+    assert f"grid-world, expected SARSA: {said}\n" in ended.out
+    assert "2 of 100 runs" in ended.out.split("Results so far")[1]
+    drawn = {path.name for path in (tmp_path / "out/figures").iterdir()}
+    kinds = ("", "_profiles", "_sensitivity", "_posterior")
+    assert drawn == {f"grid_sarsa{kind}.png" for kind in kinds}
+    assert not (tmp_path / "results").exists()
+    assert "reduced sweep is not published" in refusal(bmc(tmp_path, *QUICK, "results=results"))
+
+
+def test_the_quick_size_is_of_all_six_experiments_and_never_more_than_is_asked_for() -> None:
+    quick = plain(command_config("reproduce", ["size=quick"]))
+    assert set(quick["at_most"]) == set(quick["experiments"]) == set(EXPERIMENTS)
+    for name in EXPERIMENTS:
+        its, fewer = of_experiment(quick, name), of_experiment({**quick, "runs": 1}, name)
+        assert (its["runs"] > 1, fewer["runs"]) == (True, 1)
+        families = {entry["family"] for entry in chosen_strategies(its)}
+        assert families == {"bmc", "vdbe", "geometric", "constant", "power"}
+    assert of_experiment({**quick, "episodes": 7}, "supply_dqn")["episodes"] == 7
+    assert of_experiment({**quick, "episodes": 700}, "supply_dqn")["episodes"] == 100
+    with pytest.raises(SettingsError, match="supply_dqn is reduced to"):
+        of_experiment({**quick, "strategies": ["fixed_05"]}, "supply_dqn")
 
 
 def test_results_are_refused_before_anything_is_computed(swept: Path) -> None:

@@ -1,5 +1,6 @@
 """Sweeps: what is planned, computed, joined; and that an interruption leaves no trace."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 
 from bmc_torchrl.analysis.tables import load, load_metadata, provenance, save, tidy
 from bmc_torchrl.errors import ResultsError
-from bmc_torchrl.experiments.sweep import Cell, finished_cells, keep, plan, publish
+from bmc_torchrl.experiments.configs import experiment_config
+from bmc_torchrl.experiments.reproduce import decisive, effective
+from bmc_torchrl.experiments.sweep import Cell, borrow, finished_cells, keep, plan, publish
 
 ROOT = Path(__file__).parents[2]
 METADATA = provenance({"gamma": 0.99}, seed=3, command="")
@@ -117,6 +120,37 @@ def test_cells_are_joined_whatever_their_order(tmp_path):
     assert timings["seconds"].tolist() == [4.0, 4.0, 8.0]
     named = pd.read_csv(tmp_path / "one/results/strategies.csv")
     assert named["strategy"].tolist() == ["bmc", "vdbe_1"]
+
+
+def test_cells_are_borrowed_once_and_say_whose_they_are_now(tmp_path):
+    for label, first in (("bmc", 0), ("bmc", 2), ("power_1", 0)):
+        finish(tmp_path, label, first, 2)
+    for _ in range(2):
+        borrow(tmp_path, "grid_other", "grid_sarsa", {"bmc"}, {"gamma": 0.9})
+        taken = finished_cells(tmp_path, "grid_other")
+        assert [path.name for path in taken] == ["bmc.0000-0001.parquet", "bmc.0002-0003.parquet"]
+    for path, made in taken.items():
+        assert (made["config"], made["seed"]) == ({"gamma": 0.9}, 3)
+        table = load(path)
+        assert set(table["experiment"]) == {"grid_other"}
+        lent = load(tmp_path / "grid_sarsa/cells" / path.name)
+        pd.testing.assert_frame_equal(
+            table.drop(columns="experiment"), lent.drop(columns="experiment")
+        )
+
+
+def test_floor_for_all_borrows_every_strategy_but_those_of_the_other_rule():
+    cfg, other = (experiment_config(name) for name in ("supply_dqn_floor", "supply_dqn"))
+    entries = experiment_config("supply_dqn", ["sweep=paper"]).sweep.strategies
+    alike = {e.label for e in entries if effective(cfg, e) == effective(other, e)}
+    assert len(alike) == 18
+    assert {e.label for e in entries} - alike == {e.label for e in entries if e.family == "power"}
+
+
+def test_another_rule_for_a_family_is_another_sweep():
+    ways = [[], ["by_family={}"], ["truck_cost=ceil"]]
+    made = [decisive(experiment_config("supply_dqn", overrides)) for overrides in ways]
+    assert all(one != other for one, other in itertools.combinations(made, 2))
 
 
 def test_nothing_to_publish_is_a_clear_error(tmp_path):
