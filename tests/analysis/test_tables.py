@@ -271,7 +271,7 @@ def test_every_experiment_has_a_measure() -> None:
     assert [measure(name).column for name in EXPERIMENTS] == ["steps"] * 4 + ["return"] * 2
     assert [measure(name).lower_is_better for name in EXPERIMENTS] == [True] * 2 + [False] * 4
     with pytest.raises(ResultsError, match="no known domain"):
-        measure("maze_sarsa")
+        measure("moon_sarsa")
 
 
 @pytest.mark.slow
