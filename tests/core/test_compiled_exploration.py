@@ -12,6 +12,7 @@ from contracts import (
     REJECT,
     RUNS,
     STRATEGY_SHAPES,
+    alike,
     exploring,
     memory,
     observed,
@@ -60,7 +61,9 @@ def test_every_strategy_acts_and_learns_in_one_graph(name, shape):
         torch.manual_seed(1)
         for ours, theirs in zip(graph(compiled, td, data), expected, strict=True):
             assert torch.equal(ours, theirs)
-    assert same(memory(compiled), memory(eager))
+    # Eager steps take libm's logarithm, compiled ones torch's.
+    equal = alike if name == "bmc-free" else same
+    assert equal(memory(compiled), memory(eager))
 
 
 @pytest.mark.usefixtures("_fresh_compiler")

@@ -32,26 +32,42 @@ def learn_transition(rules: Any, which: int, *row: Any) -> None:
     raise NotImplementedError
 
 
-def _chosen(rules: Any, name: str) -> Callable[..., Any]:
-    """The functions of a name as one that is also given the number of the rule.
+def _chosen(functions: list[Any], first: int = 0) -> Callable[..., Any]:
+    """Functions as one that is also given the number of one of them, from `first` on.
 
-    It is written as text: a function of each rule and the next ones takes a second more to compile.
+    Four at a time: a compiled function for every two takes a second longer to compile.
     """
-    scope: dict[str, Any] = {}
-    lines = ["def choose(which, *row):"]
-    for number, rule in enumerate(rules.types):
-        scope[f"of_{number}"] = compiled_rule(getattr(rule.instance_class, name))
-        condition = f"if which == {number}: " if number + 1 < len(rules.types) else ""
-        lines.append(f"    {condition}return of_{number}(*row)")
-    exec("\n".join(lines), scope)
-    choose: Callable[..., Any] = compiled(scope["choose"])
-    return choose
+    padded = [*functions, *functions[-1:] * 3]
+    one, two, three, last = padded[:4]
+
+    @compiled
+    def choose(which: int, *row: Any) -> Any:
+        if which == first:
+            return one(*row)
+        if which == first + 1:
+            return two(*row)
+        if which == first + 2:
+            return three(*row)
+        return last(*row)
+
+    if len(functions) <= 4:
+        return choose
+    rest = _chosen(functions[4:], first + 4)
+
+    @compiled
+    def choose_or_go_on(which: int, *row: Any) -> Any:
+        if which < first + 4:
+            return choose(which, *row)
+        return rest(which, *row)
+
+    return choose_or_go_on
 
 
 def _implement(stub: Callable[..., Any], name: str) -> None:
     @implements(stub)
     def typed(rules: Any, which: Any, *row: Any) -> Any:
-        function = _chosen(rules, name)
+        kinds = (rule.instance_class for rule in rules.types)
+        function = _chosen([compiled_rule(getattr(kind, name)) for kind in kinds])
 
         def call(rules: Any, which: Any, *row: Any) -> Any:
             return function(which, *row)
