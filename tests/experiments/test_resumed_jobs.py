@@ -30,9 +30,9 @@ LONG = {name: (*job, "episodes=2000") for name, job in ENGINES.items()}
 
 
 def said(ended: Ended) -> str:
-    """The one line of a refusal."""
+    """The one line of a refusal, after what compiling may have taken."""
     assert (ended.status, ended.out) == (2, ""), ended
-    (line,) = ended.err.splitlines()
+    (line,) = (line for line in ended.err.splitlines() if not line.startswith("compil"))
     return line
 
 

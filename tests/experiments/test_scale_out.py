@@ -38,7 +38,7 @@ def in_this_process(folder: Path) -> None:
         cfg = compose("reproduce", overrides=[*TINY, *outputs(folder)])
     settings = OmegaConf.to_container(cfg, resolve=True)
     for cell in plan(cfg.output, ["grid_sarsa"], LABELS, cfg.runs, cfg.batch):
-        reproduce.compute(settings, cell)
+        reproduce.compute({cell.experiment: settings}, cell)
     publish(cfg.output, "grid_sarsa", f"{cfg.results}/grid_sarsa")
 
 
