@@ -3,8 +3,6 @@
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,24 +18,7 @@ from bmc_torchrl.experiments.configs import experiment_config
 from bmc_torchrl.experiments.reproduce import decisive, effective
 from bmc_torchrl.experiments.sweep import Cell, borrow, finished_cells, keep, plan, publish
 
-ROOT = Path(__file__).parents[2]
 METADATA = provenance({"gamma": 0.99}, seed=3, command="")
-TINY = [
-    "experiments=[grid_sarsa,cart_sarsa]",
-    "strategies=[bmc,vdbe_005,fixed_01]",
-    "runs=4",
-    "episodes=3",
-    "batch.grid_sarsa=2",
-    "batch.cart_sarsa=4",
-    "overrides=['domain.max_steps=20','domain.tests=2']",
-]
-
-
-def started(folder: Path) -> subprocess.Popen:
-    outputs = [f"output={folder}/out", f"results={folder}/results"]
-    command = [sys.executable, "scripts/reproduce.py", *TINY, *outputs]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
 
 
 def results(label: str, first: int, runs: int, episodes: int = 2) -> pd.DataFrame:
@@ -239,25 +220,3 @@ def test_a_sweep_killed_at_work_resumes_to_the_same_table(tmp_path):
         sweep(output)
     tables = [load(output / "grid_sarsa/table.parquet") for output in (killed, whole)]
     pd.testing.assert_frame_equal(*tables)
-
-
-@pytest.mark.slow
-def test_an_interrupted_sweep_gives_the_table_of_an_uninterrupted_one(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert started(whole).wait() == 0
-    process = started(broken)
-    while process.poll() is None and len(finished_cells(broken / "out", "grid_sarsa")) < 2:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert started(broken).wait() == 0
-    for experiment in ("grid_sarsa", "cart_sarsa"):
-        paths = [folder / "out" / experiment / "table.parquet" for folder in (whole, broken)]
-        pd.testing.assert_frame_equal(*(load(path) for path in paths))
-        table = load(paths[0])
-        assert set(table["strategy"]) == {"bmc", "vdbe_005", "fixed_01"}
-        assert table.groupby(["strategy", "run"]).size().eq(3).all()
-        assert load_metadata(paths[0])["config"]["episodes"] == 3
-        small = {path.name for path in (whole / "results" / experiment).iterdir()}
-        expected = ("curves", "summary", "timings", "strategies", "scores", "statistics")
-        assert small == {"provenance.json", *(f"{name}.csv" for name in expected)}

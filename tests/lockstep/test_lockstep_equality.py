@@ -38,14 +38,14 @@ def test_sampled_rows_are_those_of_the_replay_sampler() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", ["grid"])
 def test_compiled_dqn_follows_the_library_modules(domain: str) -> None:
     compare_dqn(domain, "stacked", steps=30, compiled=True)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", ["supply"])
 def test_compiled_expected_sarsa_follows_the_library_modules(domain: str) -> None:
     compare_tabular(domain, "stacked", steps=30, compiled=True)
 
