@@ -16,6 +16,7 @@ from torch import Tensor
 __all__ = [
     "Moments",
     "PageHinkley",
+    "beta_interval",
     "beta_moment_match",
     "beta_of_strength",
     "beta_quantile",
@@ -726,6 +727,27 @@ def beta_quantile(alpha: Tensor, beta: Tensor, probability: float) -> Tensor:
     low, high = area.gather(-1, right - 1), area.gather(-1, right)
     left_x, right_x = x.gather(-1, right - 1), x.gather(-1, right)
     return torch.sigmoid(torch.lerp(left_x, right_x, (target - low) / (high - low))).squeeze(-1)
+
+
+def beta_interval(alpha: Tensor, beta: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+    r"""Bounds between which :math:`\mathrm{Beta}(\alpha, \beta)` lies, with equal tails.
+
+    Args:
+        alpha (Tensor): ``[*batch]``.
+        beta (Tensor): ``[*batch]``.
+        probability (float): with which it does.
+
+    Returns:
+        float64 ``[*batch]`` each.
+
+    Examples:
+        >>> beta_interval(torch.tensor(1.0), torch.tensor(1.0), 0.5)
+        (tensor(0.2500, dtype=torch.float64), tensor(0.7500, dtype=torch.float64))
+    """
+    if not 0 < probability < 1:
+        raise ValueError(f"probability must be in (0, 1), got {probability}.")
+    tail = (1 - probability) / 2
+    return beta_quantile(alpha, beta, tail), beta_quantile(alpha, beta, 1 - tail)
 
 
 def vdbe_epsilon(

@@ -295,10 +295,9 @@ def whatif_figure(found: Counterfactual) -> Figure:
         colours = itertools.cycle(COLOURS)
         for (label, values), colour in zip(found.others.items(), colours, strict=False):
             axes.plot(found.episodes, values, color=colour, linewidth=1.2, label=label)
-        label = f"{found.acting}, which acted"
-        axes.plot(found.episodes, found.own, color=BLACK, linewidth=2, label=label)
+        axes.plot(found.episodes, found.own, color=BLACK, linewidth=2, label=found.legend)
         axes.set(xlabel="training episodes", ylabel="ε", ylim=(0, 1))
-        axes.set_title(f"Counterfactual: ε others would have shown on {found.acting}'s transitions")
+        axes.set_title(found.title)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 

@@ -39,6 +39,16 @@ class Counterfactual:
     related: Sequence[str] = field(default=())
     evidence: float | None = None
 
+    @property
+    def title(self) -> str:
+        """Of a figure or panel."""
+        return f"Counterfactual: ε others would have shown on {self.acting}'s transitions"
+
+    @property
+    def legend(self) -> str:
+        """Of the strategy that acted."""
+        return f"{self.acting}, which acted"
+
     def table(self) -> pd.DataFrame:
         """Columns acting, strategy, acts, episode, epsilon."""
         lines = [(self.acting, True, self.own)]

@@ -56,19 +56,19 @@ Job = tuple[RecordedLearner, TransitionStream | ChunkStream | None, list[Any]]
 
 def build_strategy(cfg: DictConfig, entries: Sequence[Any], runs: int) -> EpsilonStrategy:
     """The strategies of `entries`, `runs` runs each, side by side."""
-    parts = [
-        instantiate({**cfg.families.get(entry.family, {}), **entry.parameters}, batch_shape=[runs])
-        for entry in entries
-    ]
+    parts = [_instantiated(cfg, entry, batch_shape=[runs]) for entry in entries]
     return parts[0] if len(parts) == 1 else StackedEpsilon(parts)
 
 
 def build_bank(cfg: DictConfig) -> dict[str, EpsilonStrategy]:
     """The strategies of ``whatif=``, by label; none by default."""
-    return {
-        entry.label: instantiate({**cfg.families.get(entry.family, {}), **entry.parameters})
-        for entry in cfg.whatif.strategies
-    }
+    return {entry.label: _instantiated(cfg, entry) for entry in cfg.whatif.strategies}
+
+
+def _instantiated(cfg: DictConfig, entry: Any, **options: Any) -> EpsilonStrategy:
+    given = {**cfg.families.get(entry.family, {}), **entry.parameters}
+    strategy: EpsilonStrategy = instantiate(given, **options)
+    return strategy
 
 
 def settings_of(cfg: DictConfig, entries: Sequence[Any]) -> DictConfig:

@@ -364,6 +364,43 @@ class EpsilonStrategy(KeepsPrecision, ABC):
         )
         return torch.where(self.chosen_runs(runs, buffer), share.to(buffer.device), 0.0)
 
+    def positive(self, value: PerRun, name: str, buffer: Tensor | None = None) -> Tensor:
+        """An argument that must be positive and finite, a number or one per run.
+
+        Args:
+            value (float, sequence of float or Tensor): what was given.
+            name (str): of the argument.
+            buffer (Tensor, optional): a buffer of the strategy, which says where it should be.
+
+        Returns:
+            float64 ``[]`` or ``[*batch_shape]``.
+        """
+        found = per_run_buffer(
+            value, self.batch_shape, name, lambda x: x > 0, "positive and finite"
+        )
+        return found if buffer is None else found.to(buffer.device)
+
+    def number(self, transition: TensorDictBase, key: NestedKey, buffer: Tensor) -> Tensor:
+        """An entry of a transition that must be there and hold floating-point numbers.
+
+        Args:
+            transition (TensorDictBase): where to look.
+            key (NestedKey): its name.
+            buffer (Tensor): a buffer of the strategy, which says where it should be.
+
+        Returns:
+            It, as float64.
+        """
+        value = self.entry(transition, key, buffer)
+        if not value.is_floating_point():
+            raise TypeError(f"{key!r} must be floating point, got {value.dtype}.")
+        if value.ndim < transition.batch_dims:
+            raise ValueError(
+                f"{key!r} has shape {tuple(value.shape)}, less than the transition's batch size "
+                f"{tuple(transition.batch_size)}."
+            )
+        return value.double()
+
     def entry(self, tensordict: TensorDictBase, key: NestedKey, buffer: Tensor) -> Tensor:
         """An entry that must be there, and on the device of the strategy.
 

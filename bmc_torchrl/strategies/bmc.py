@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bmc_torchrl.functional import (
     Moments,
+    beta_interval,
     beta_moment_match,
     beta_of_strength,
-    beta_quantile,
     forgotten,
     mixture_return,
     welford_update,
@@ -30,7 +30,6 @@ from bmc_torchrl.strategies.base import (
     Runs,
     gather_state,
     has_time,
-    per_run_buffer,
     skipped_by_rule,
     skipped_metrics,
 )
@@ -297,8 +296,7 @@ class BMCEpsilon(EpsilonStrategy):
 
     def _register(self, alpha0: PerRun, beta0: PerRun) -> None:
         alpha, beta = (
-            per_run_buffer(value, self.batch_shape, name, lambda x: x > 0, "positive and finite")
-            for name, value in (("alpha0", alpha0), ("beta0", beta0))
+            self.positive(value, name) for name, value in (("alpha0", alpha0), ("beta0", beta0))
         )
         if bool((alpha >= beta).any()):
             warnings.warn(
@@ -342,10 +340,7 @@ class BMCEpsilon(EpsilonStrategy):
         """Back to the prior; see :meth:`EpsilonStrategy.reset`."""
         prior = self.alpha0, self.beta0
         if strength is not None:
-            wanted = per_run_buffer(
-                strength, self.batch_shape, "strength", lambda x: x > 0, "positive and finite"
-            )
-            prior = beta_of_strength(*prior, wanted.to(self.alpha0.device))
+            prior = beta_of_strength(*prior, self.positive(strength, "strength", self.alpha0))
         self._unlearn(prior, self.chosen_runs(runs, self.alpha0).double())
 
     def forget(self, rate: PerRun, *, runs: Runs | None = None) -> None:
@@ -407,13 +402,7 @@ class BMCEpsilon(EpsilonStrategy):
         Returns:
             Lower and upper bound, each of the posterior's shape.
         """
-        if not 0 < probability < 1:
-            raise ValueError(f"probability must be in (0, 1), got {probability}.")
-        tail = (1 - probability) / 2
-        return (
-            beta_quantile(self.alpha, self.beta, tail),
-            beta_quantile(self.alpha, self.beta, 1 - tail),
-        )
+        return beta_interval(self.alpha, self.beta, probability)
 
     @property
     def return_variance(self) -> Tensor:
@@ -499,7 +488,7 @@ class BMCEpsilon(EpsilonStrategy):
         Each is ``[*batch_shape]`` or ``[steps, *batch_shape]``. Further dimensions (a pooled
         posterior's environments, agents) are walked within each time step.
         """
-        greedy, uniform = (self._return(transition, key) for key in self.return_keys)
+        greedy, uniform = (self.number(transition, key, self.alpha) for key in self.return_keys)
         if greedy.shape != uniform.shape:
             raise ValueError(
                 f"{self.return_keys[0]!r} has shape {tuple(greedy.shape)} and "
@@ -536,17 +525,6 @@ class BMCEpsilon(EpsilonStrategy):
             return
         for column in zip(*(c.unbind(0) for c in (learns, greedy, uniform, *more)), strict=True):
             self._step(*column)
-
-    def _return(self, transition: TensorDictBase, key: NestedKey) -> Tensor:
-        value = self.entry(transition, key, self.alpha)
-        if not value.is_floating_point():
-            raise TypeError(f"{key!r} must be floating point, got {value.dtype}.")
-        if value.ndim < transition.batch_dims:
-            raise ValueError(
-                f"{key!r} has shape {tuple(value.shape)}, less than the transition's batch size "
-                f"{tuple(transition.batch_size)}."
-            )
-        return value.double()
 
     def _episode_end(self, transition: TensorDictBase) -> Tensor:
         if transition.batch_dims > len(self.batch_shape) + 1:

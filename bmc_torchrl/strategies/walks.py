@@ -339,8 +339,9 @@ def _wins_loop() -> Callable[..., None]:
 
 
 def _compiled_walk(loop: Any, learn: Any, **more: Any) -> Callable[..., None]:
-    checksum = source_checksum([loop, learn])
-    rule = {name: compiled_rule(function) for name, function in ({"learn": learn} | more).items()}
+    functions = {"learn": learn} | more
+    checksum = source_checksum([loop, *functions.values()])
+    rule = {name: compiled_rule(function) for name, function in functions.items()}
     made: Callable[..., None] = cached_on_disk(loop, learn.__module__, checksum, **rule)
     return made
 

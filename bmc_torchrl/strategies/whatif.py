@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from bmc_torchrl.strategies.base import PADDING_KEYS, EpsilonStrategy
 from bmc_torchrl.strategies.stacked import StackedEpsilon
 
-__all__ = ["StrategyBank", "what_if"]
+__all__ = ["ACTING", "PREFIX", "StrategyBank", "diagnosed", "what_if"]
+
+PREFIX, ACTING = "whatif/epsilon/", "whatif/acting"
+"""Metrics: ε by label, and ε of the strategy that acts at the same moment."""
 
 
 class StrategyBank(nn.Module):
@@ -89,8 +92,8 @@ class StrategyBank(nn.Module):
         Returns:
             ``[*batch_shape]`` each.
         """
-        found = {f"whatif/epsilon/{label}": value for label, value in self.epsilons().items()}
-        return {"whatif/acting": acting.eps, **found}
+        found = {f"{PREFIX}{label}": value for label, value in self.epsilons().items()}
+        return {ACTING: acting.eps, **found}
 
     def update(
         self,
@@ -118,6 +121,19 @@ class StrategyBank(nn.Module):
             names = transition.names
             wide.names = names if self.batch_shape else [None, *names]
         self.stack.update(wide, marks, mask_keys=mask_keys)
+
+
+def diagnosed(acting: EpsilonStrategy, bank: StrategyBank | None) -> dict[str, Tensor]:
+    """What a strategy says of itself, and what the others of a bank would.
+
+    Args:
+        acting (EpsilonStrategy): the strategy that acts.
+        bank (StrategyBank, optional): the others.
+
+    Returns:
+        ``[*batch_shape]`` each, by the names of metrics.
+    """
+    return acting.diagnostics() | ({} if bank is None else bank.diagnostics(acting))
 
 
 def what_if(

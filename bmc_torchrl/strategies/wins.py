@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from bmc_torchrl.functional import (
-    beta_quantile,
+    beta_interval,
     exploratory_win,
     forgotten,
     mixture_return,
@@ -21,7 +21,6 @@ from bmc_torchrl.strategies.base import (
     SKIPPED,
     EpsilonStrategy,
     Runs,
-    per_run_buffer,
     skipped_by_rule,
     skipped_metrics,
 )
@@ -214,17 +213,12 @@ class ExplorationWinsEpsilon(EpsilonStrategy):
         self.drift: Tensor
         self.frames: Tensor
         self.skipped_nonfinite: Tensor
-        alpha = self._checked(strength).expand(self.batch_shape)
+        alpha = self.positive(strength, "strength").expand(self.batch_shape)
         for name in ("strength", "alpha"):
             self.register_buffer(name, alpha.clone())
         for name in ("beta", "drift", "frames"):
             self.register_buffer(name, torch.zeros_like(alpha))
         self.register_skipped(*SKIPPED)
-
-    def _checked(self, strength: PerRun) -> Tensor:
-        return per_run_buffer(
-            strength, self.batch_shape, "strength", lambda x: x > 0, "positive and finite"
-        )
 
     def _posterior(self) -> WinsPosterior:
         return WinsPosterior(self.alpha, self.beta, self.drift, self.frames)
@@ -253,18 +247,16 @@ class ExplorationWinsEpsilon(EpsilonStrategy):
         Returns:
             Lower and upper bound, ``[*batch_shape]`` each.
         """
-        if not 0 < probability < 1:
-            raise ValueError(f"probability must be in (0, 1), got {probability}.")
-        tail, known = (1 - probability) / 2, self.beta > 0
+        known = self.beta > 0
         beta = torch.where(known, self.beta, 1.0)
-        low, high = (beta_quantile(self.alpha, beta, p) for p in (tail, 1 - tail))
+        low, high = beta_interval(self.alpha, beta, probability)
         return torch.where(known, low, 1.0), torch.where(known, high, 1.0)
 
     def reset(self, *, strength: PerRun | None = None, runs: Runs | None = None) -> None:
         """Back to the prior, ε = 1; see :meth:`EpsilonStrategy.reset`."""
         prior = self.strength
         if strength is not None:
-            prior = self._checked(strength).to(prior.device)
+            prior = self.positive(strength, "strength", prior)
         self._unlearn(prior, self.chosen_runs(runs, self.alpha).double())
 
     def forget(self, rate: PerRun, *, runs: Runs | None = None) -> None:
@@ -278,7 +270,7 @@ class ExplorationWinsEpsilon(EpsilonStrategy):
 
     def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
         """Where to learn, both returns, both values and whether they are one, by steps."""
-        numbers = [self._number(transition, key) for key in self.number_keys]
+        numbers = [self.number(transition, key, self.alpha) for key in self.number_keys]
         greedily = self.entry(transition, self.greedily_key, self.alpha)
         if greedily.dtype != torch.bool:
             raise TypeError(f"{self.greedily_key!r} must be bool, got {greedily.dtype}.")
@@ -291,17 +283,6 @@ class ExplorationWinsEpsilon(EpsilonStrategy):
                 )
         columns = (self.mark_like(taken, numbers[0]), *numbers, greedily)
         return tuple(self.steps(transition, column) for column in columns)
-
-    def _number(self, transition: TensorDictBase, key: NestedKey) -> Tensor:
-        value = self.entry(transition, key, self.alpha)
-        if not value.is_floating_point():
-            raise TypeError(f"{key!r} must be floating point, got {value.dtype}.")
-        if value.ndim < transition.batch_dims:
-            raise ValueError(
-                f"{key!r} has shape {tuple(value.shape)}, less than the transition's batch size "
-                f"{tuple(transition.batch_size)}."
-            )
-        return value.double()
 
     def learn(self, *columns: Tensor) -> None:
         """Judge the non-greedy steps, one after the other."""

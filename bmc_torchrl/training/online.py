@@ -21,6 +21,7 @@ from bmc_torchrl.functional import (
 from bmc_torchrl.learners.q_learning import Experience, Learning
 from bmc_torchrl.learners.ranks import from_all_ranks, rank, world_size
 from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
+from bmc_torchrl.strategies.whatif import diagnosed
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.interaction import Interaction
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
@@ -321,8 +322,7 @@ class OnlineLearning:
                 self._running[row] = [0.0] * 4
             if not ended:
                 return
-        others = {} if self.bank is None else self.bank.diagnostics(self.strategy)
-        said = self.strategy.diagnostics() | others
+        said = diagnosed(self.strategy, self.bank)
         due = self.log.record(experience.reward, experience.done, epsilon, self.loss, said)
         for hook in self.step_hooks:
             hook(due)

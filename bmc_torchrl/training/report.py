@@ -116,8 +116,8 @@ class WandbReport(Callback):
             sent[name] = wandb.plot.line_series(
                 xs=list(found.episodes),
                 ys=[list(found.own), *map(list, found.others.values())],
-                keys=[f"{found.acting}, which acted", *found.others],
-                title=f"Counterfactual: ε others would have shown on {found.acting}'s transitions",
+                keys=[found.legend, *found.others],
+                title=found.title,
                 xname="episode",
             )
         for path in sorted(self.folder.glob("*.png")):

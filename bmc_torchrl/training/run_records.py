@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
+from bmc_torchrl.strategies.whatif import diagnosed
 from bmc_torchrl.training.episodes import EpisodeLog
 
 __all__ = ["ChunkedLearner", "RecordedLearner"]
@@ -45,8 +46,7 @@ class RecordedLearner(L.LightningModule):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """What the strategy says of itself, and what others would."""
-        others = {} if self.bank is None else self.bank.diagnostics(self.strategy)
-        return self.strategy.diagnostics() | others
+        return diagnosed(self.strategy, self.bank)
 
     @property
     def finished(self) -> bool:

@@ -14,13 +14,11 @@ from bmc_torchrl.analysis.plots import save_figure, whatif_figure
 from bmc_torchrl.analysis.tables import write_atomically
 from bmc_torchrl.analysis.whatif import Counterfactual
 from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
+from bmc_torchrl.strategies.whatif import ACTING, PREFIX
 from bmc_torchrl.training.metrics import log_points, runs_of
 from bmc_torchrl.training.run_records import RecordedLearner
 
 __all__ = ["WhatIf"]
-
-PREFIX = "whatif/epsilon/"
-ACTING = "whatif/acting"
 
 
 class WhatIf(Callback):
