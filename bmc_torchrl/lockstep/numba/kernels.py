@@ -19,6 +19,7 @@ import numba
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from bmc_torchrl.lockstep.numba.formulas import Array, compiled
@@ -29,6 +30,7 @@ __all__ = ["BETA1", "BETA2", "adam", "compile_kernels", "multiply", "transpose"]
 _FLOAT, _INDEX = ir.FloatType(), ir.IntType(64)
 _ARRAY = types.CPointer(types.float32)
 _FUSED = ("contract",)
+_ALIGN = ir.Constant(ir.IntType(32), 4)
 _BLOCK = 8
 
 BETA1, BETA2 = 0.9, 0.999
@@ -88,20 +90,42 @@ class _Vectors:
     def __init__(self, builder: Any, lanes: int) -> None:
         self.builder, self.lanes = builder, lanes
         self.type = ir.VectorType(_FLOAT, lanes)
+        self.zero = ir.Constant(self.type, [0.0] * lanes)
 
     def place(self, array: Any, at: Any) -> Any:
         """The address of the vector that begins at an entry."""
         return self.builder.bitcast(self.builder.gep(array, [at]), self.type.as_pointer())
 
-    def load(self, array: Any, at: Any) -> Any:
-        return self.builder.load(self.place(array, at), align=4)
+    def load(self, array: Any, at: Any, mask: Any = None) -> Any:
+        if mask is None:
+            return self.builder.load(self.place(array, at), align=4)
+        return self._masked("load", self.type, self.place(array, at), _ALIGN, mask, self.zero)
 
-    def store(self, value: Any, array: Any, at: Any) -> None:
-        self.builder.store(value, self.place(array, at), align=4)
+    def store(self, value: Any, array: Any, at: Any, mask: Any = None) -> None:
+        if mask is None:
+            self.builder.store(value, self.place(array, at), align=4)
+        else:
+            self._masked("store", ir.VoidType(), value, self.place(array, at), _ALIGN, mask)
+
+    def _masked(self, what: str, returned: Any, *given: Any) -> Any:
+        kind = ir.FunctionType(returned, [value.type for value in given])
+        name = f"llvm.masked.{what}.v{self.lanes}f32.p0"
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, given)
+
+    def first(self, count: Any) -> Any:
+        """A mask of the first `count` lanes."""
+        numbers = ir.VectorType(_INDEX, self.lanes)
+        return self.builder.icmp_signed(
+            "<", ir.Constant(numbers, list(range(self.lanes))), self._splat(count, numbers)
+        )
 
     def splat(self, entry: Any) -> Any:
         """A number in every lane."""
-        empty = ir.Constant(self.type, ir.Undefined)
+        return self._splat(entry, self.type)
+
+    def _splat(self, entry: Any, kind: Any) -> Any:
+        empty = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(empty, entry, ir.Constant(ir.IntType(32), 0))
         return self.shuffle(first, empty, [0] * self.lanes)
 
@@ -118,11 +142,16 @@ def _index(number: int) -> Any:
 
 
 def _tile(rows: int, vectors: int, lanes: int) -> Any:
-    """A function that computes `rows` times `vectors` · `lanes` entries of a product."""
+    """A function that computes `rows` times up to `vectors` · `lanes` entries of a product.
+
+    The last vector may be cut short.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        inner, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor = given
+        inner, columns, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor = given
         vector = _Vectors(builder, lanes)
+        cut = vector.first(builder.sub(columns, _index((vectors - 1) * lanes)))
+        masks = [None] * (vectors - 1) + [cut]
         a, b, c = builder.gep(a, [at_a]), builder.gep(b, [at_b]), builder.gep(c, [at_c])
         lines = [builder.gep(a, [vector.times(down, row)]) for row in range(rows)]
         cells = [(row, column) for row in range(rows) for column in range(vectors)]
@@ -131,7 +160,10 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
         builder.position_at_end(loop)
         step, sums = builder.phi(_INDEX), {cell: builder.phi(vector.type) for cell in cells}
         to_a, to_b = builder.mul(step, along), builder.mul(step, b_row)
-        right = [vector.load(b, builder.add(to_b, _index(v * lanes))) for v in range(vectors)]
+        right = [
+            vector.load(b, builder.add(to_b, _index(v * lanes)), mask)
+            for v, mask in enumerate(masks)
+        ]
         added = {}
         for row in range(rows):
             left = vector.splat(builder.load(builder.gep(lines[row], [to_a]), align=4))
@@ -139,10 +171,9 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
                 product = builder.fmul(left, right[v], flags=_FUSED)
                 added[row, v] = builder.fadd(sums[row, v], product, flags=_FUSED)
         following = builder.add(step, _index(1))
-        zero = ir.Constant(vector.type, [0.0] * lanes)
         for phi, start, later in [
             (step, _index(0), following),
-            *((sums[cell], zero, added[cell]) for cell in cells),
+            *((sums[cell], vector.zero, added[cell]) for cell in cells),
         ]:
             phi.add_incoming(start, before)
             phi.add_incoming(later, loop)
@@ -153,15 +184,16 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
         for row, v in cells:
             value = added[row, v]
             value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
-            vector.store(value, c, builder.add(vector.times(c_row, row), _index(v * lanes)))
+            at = builder.add(vector.times(c_row, row), _index(v * lanes))
+            vector.store(value, c, at, masks[v])
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
-        typing: Any, inner: Any, a: Any, at_a: Any, down: Any, along: Any, b: Any, at_b: Any,
-        b_row: Any, c: Any, at_c: Any, c_row: Any, floor: Any,
+        typing: Any, inner: Any, columns: Any, a: Any, at_a: Any, down: Any, along: Any, b: Any,
+        at_b: Any, b_row: Any, c: Any, at_c: Any, c_row: Any, floor: Any,
     ) -> Any:  # fmt: skip
-        operands = inner, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor
+        operands = inner, columns, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor
         return types.void(*operands), generate
 
     return tile
@@ -176,22 +208,29 @@ def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
 
     @compiled
     def strip(
-        rows: int, inner: int, a: Any, down: int, along: int,
+        rows: int, inner: int, columns: int, a: Any, down: int, along: int,
         b: Any, b_row: int, c: Any, c_row: int, floor: float, j: int,
     ) -> None:  # fmt: skip
         i = 0
         while rows >= high and i < rows:
             i = min(i, rows - high)
-            many(inner, a, i * down, down, along, b, j, b_row, c, i * c_row + j, c_row, floor)
+            many(
+                inner, columns, a, i * down, down, along, b, j, b_row,
+                c, i * c_row + j, c_row, floor,
+            )  # fmt: skip
             i += high
         for k in range(i, rows):
-            one(inner, a, k * down, down, along, b, j, b_row, c, k * c_row + j, c_row, floor)
+            one(
+                inner, columns, a, k * down, down, along, b, j, b_row,
+                c, k * c_row + j, c_row, floor,
+            )  # fmt: skip
 
     return strip
 
 
-_wide, _narrow = _strip(4, 2, 8), _strip(8, 1, 8)
-_half, _quarter, _single = _strip(8, 1, 4), _strip(8, 1, 2), _strip(8, 1, 1)
+_HAS_512 = binding.get_host_cpu_features().get("avx512f", False)
+_LANES, _HIGH = (16, 8) if _HAS_512 else (8, 4)
+_double, _single = _strip(_HIGH, 2, _LANES), _strip(8, 1, _LANES)
 
 
 def _multiply(
@@ -199,24 +238,12 @@ def _multiply(
     b: Any, b_row: int, c: Any, c_row: int, floor: float,
 ) -> None:  # fmt: skip
     j = 0
-    while columns >= 16 and j + 8 < columns:
-        j = min(j, columns - 16)
-        _wide(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
-        j += 16
-    while columns >= 8 and j < columns:
-        j = min(j, columns - 8)
-        _narrow(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
-        j += 8
-    while columns >= 4 and j < columns:
-        j = min(j, columns - 4)
-        _half(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
-        j += 4
-    while columns >= 2 and j < columns:
-        j = min(j, columns - 2)
-        _quarter(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
-        j += 2
+    while columns - j > _LANES:
+        left = min(columns - j, 2 * _LANES)
+        _double(rows, inner, left, a, down, along, b, b_row, c, c_row, floor, j)
+        j += left
     if j < columns:
-        _single(rows, inner, a, down, along, b, b_row, c, c_row, floor, j)
+        _single(rows, inner, columns - j, a, down, along, b, b_row, c, c_row, floor, j)
 
 
 def _adam(size: int, parameters: Any, mean: Any, square: Any, gradient: Any, rate: Any) -> None:

@@ -65,6 +65,7 @@ class Work(NamedTuple):
         fixed: targets of all outputs, ``[batch, actions + 1]``.
         gradient: of the loss with respect to the parameters.
         turned: a transposed layer.
+        sums: a transposed layer's gradient.
     """
 
     states: Array
@@ -73,6 +74,7 @@ class Work(NamedTuple):
     fixed: Array
     gradient: Array
     turned: Array
+    sums: Array
 
 
 def describe(env: BatchedEnv, hidden: Sequence[int], rows: int, batch: int) -> Network:
@@ -115,7 +117,7 @@ def _starts(sizes: Iterable[int]) -> Array:
 
 def work(network: Network, rows: int, batch: int) -> Work:
     """Space for a network that was described for so many rows."""
-    largest = max(fan_in * fan_out for fan_in, fan_out in itertools.pairwise(network.widths))
+    largest = max((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(network.widths))
     return Work(
         states=np.zeros(rows, np.int64),
         outputs=np.ones(network.outputs[-1], np.float32),
@@ -123,6 +125,7 @@ def work(network: Network, rows: int, batch: int) -> Work:
         fixed=np.zeros(batch * (network.widths[-1] + 1), np.float32),
         gradient=np.zeros(network.starts[-1], np.float32),
         turned=np.zeros(largest, np.float32),
+        sums=np.zeros(largest, np.float32),
     )
 
 
@@ -183,9 +186,11 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         if depth > 0:
             transpose(parameters[start:], space.turned, fan_in, fan_out)
         if sparse:
-            from_taken(taken, slope, space.turned, inputs, lower, gradient, fan_in, fan_out)
+            from_taken(
+                taken, slope, space.turned, inputs, lower, gradient, space.sums, fan_in, fan_out
+            )
         elif depth == 0 and network.active.size > 0:
-            gradient[:] = 0
+            clear(gradient)
             for row in range(rows):
                 scatter_rows(
                     network.active[space.states[row]],
@@ -209,6 +214,13 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
 
 
 @compiled
+def clear(array: Array) -> None:
+    """All entries become 0, faster than by an assignment to a slice."""
+    for j in range(array.size):
+        array[j] = _ZERO
+
+
+@compiled
 def from_taken(
     taken: Array,
     slope: Array,
@@ -216,20 +228,24 @@ def from_taken(
     inputs: Array,
     lower: Array,
     gradient: Array,
+    scratch: Array,
     fan_in: int,
     fan_out: int,
 ) -> None:
     """Gradient and lower slopes of a layer whose slopes have one entry per row that is not 0."""
-    gradient[:] = 0
+    size = fan_in + 1
+    sums = scratch[: size * fan_out]
+    clear(sums)
     for row in range(taken.size):
         action = taken[row]
         own = slope[row * (fan_out + 1) + action]
-        kernel, seen = turned[action * fan_in :], inputs[row * (fan_in + 1) :]
-        into = lower[row * (fan_in + 1) :]
+        kernel, seen = turned[action * fan_in :], inputs[row * size :]
+        into, total = lower[row * size :], sums[action * size :]
         for j in range(fan_in):
             into[j] = own * kernel[j]
-        for j in range(fan_in + 1):
-            gradient[j * fan_out + action] += own * seen[j]
+        for j in range(size):
+            total[j] += own * seen[j]
+    transpose(sums, gradient, fan_out, size)
 
 
 @compiled
