@@ -464,7 +464,10 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
             )
         self.q_actor, self.gamma = q_actor, gamma
         self.action_value_key = action_value_key
-        self.action_mask_key = action_mask_key or _attribute(q_actor, "action_mask_key")
+        self.action_mask_key = action_mask_key or _first(q_actor, "action_mask_key")
+        self._sizes = _first(q_actor, "var_nums")
+        # The modules, because their tensors may be moved; in a list, to be registered only once.
+        self._supports = [part for part in q_actor.modules() if hasattr(part, "support")]
         self.reward_key, self.terminated_key = reward_key, terminated_key
         keys = [reward_key, terminated_key, self.action_mask_key, *q_actor.in_keys]
         self.in_keys = list(dict.fromkeys(_below("next", key) for key in keys if key is not None))
@@ -513,7 +516,7 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
         self, value: Tensor, mask: Tensor | None
     ) -> list[tuple[Tensor, Tensor | None]]:
         """The values and mask of each action variable, of which Q is the sum, as TorchRL's is."""
-        sizes = _attribute(self.q_actor, "var_nums") or [value.shape[-1]]
+        sizes = self._sizes or [value.shape[-1]]
         masks = [None] * len(sizes) if mask is None else torch.split(mask, sizes, -1)
         return list(zip(torch.split(value, sizes, -1), masks, strict=True))
 
@@ -545,8 +548,10 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
         with set_exploration_type(ExplorationType.DETERMINISTIC):
             written = self.q_actor(tensordict.select(*self.q_actor.in_keys, strict=False))
         value: Tensor = written.get(self.action_value_key)
-        support = _attribute(self.q_actor, "support")
-        return value if support is None else categorical_mean(value, support)
+        for part in self._supports:
+            if part.support is not None:
+                return categorical_mean(value, part.support)
+        return value
 
     def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> float | Tensor:
         steps = tensordict.get("steps_to_next_obs", None)
@@ -574,7 +579,7 @@ def _below(root: str, key: NestedKey) -> NestedKey:
     return (root, *key) if isinstance(key, tuple) else (root, key)
 
 
-def _attribute(module: nn.Module, name: str) -> Any:
+def _first(module: nn.Module, name: str) -> Any:
     """The first not-None attribute `name` of a module or what it contains."""
     found = (getattr(part, name, None) for part in module.modules())
     return next((value for value in found if value is not None), None)

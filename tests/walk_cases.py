@@ -44,9 +44,15 @@ def collected(
     return TensorDict(entries, size, names=names), draw() < 0.8
 
 
+def by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, a batch is walked by the operator, as in compiled graphs."""
+    monkeypatch.setattr(bmc, "can_walk_in_place", lambda column: False)
+
+
 def by_tensors(monkeypatch: pytest.MonkeyPatch, strategy: EpsilonStrategy, *data: object) -> None:
-    """The update without an operator."""
+    """The update without a kernel."""
     with monkeypatch.context() as patch:
+        by_operator(patch)
         for module in (bmc, vdbe):
             patch.setattr(module, "can_walk", lambda column: False)
         strategy.update(*data)

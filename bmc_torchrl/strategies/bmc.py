@@ -41,10 +41,10 @@ from bmc_torchrl.strategies.scalar import (
     ScalarRule,
 )
 from bmc_torchrl.strategies.walks import (
-    bmc_step_in_place,
     bmc_walk,
-    can_step_in_place,
+    bmc_walk_in_place,
     can_walk,
+    can_walk_in_place,
     in_place,
 )
 
@@ -506,12 +506,12 @@ class BMCEpsilon(EpsilonStrategy):
     def learn(self, *columns: Tensor) -> None:
         """Move the posterior, one step after the other."""
         greedy, uniform, taken, *more = columns
-        if greedy.ndim > len(self.batch_shape) and self._has_rule and can_walk(greedy):
-            self._walk_in_one(greedy, uniform, taken, *more)
-            return
         one_step = greedy.ndim == len(self.batch_shape)
-        if one_step and self._has_rule and can_step_in_place(greedy):
-            self._step_in_place(greedy, uniform, taken, *more)
+        if self._has_rule and (one_step or not self.offline) and can_walk_in_place(greedy):
+            self._walk_in_place(greedy, uniform, taken, *more)
+            return
+        if self._has_rule and not one_step and can_walk(greedy):
+            self._walk_in_one(greedy, uniform, taken, *more)
             return
         learns = taken & usable(greedy, uniform)
         skipped = taken ^ learns
@@ -538,13 +538,13 @@ class BMCEpsilon(EpsilonStrategy):
     def _has_rule(self) -> bool:
         return type(self.likelihood) is StudentTLikelihood
 
-    def _step_in_place(
+    def _walk_in_place(
         self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
     ) -> None:
-        """One step by :class:`BMCRule`."""
+        """By :class:`BMCRule`, one step or all of those that need not wait for an episode's end."""
         rest = list(state_and_done)
         state = None if self.num_states is None else rest.pop(0)
-        bmc_step_in_place(self._memory_in_place(), taken, greedy, uniform, state)
+        bmc_walk_in_place(self._memory_in_place(), taken, greedy, uniform, state)
         if self.offline:
             self._release(rest.pop(0))
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 __all__ = [
-    "bmc_step_in_place",
     "bmc_walk",
-    "can_step_in_place",
+    "bmc_walk_in_place",
     "can_walk",
+    "can_walk_in_place",
     "in_place",
     "vdbe_walk",
     "wins_walk",
@@ -48,11 +48,11 @@ def can_walk(column: Tensor) -> bool:
     return _HAS_NUMBA if torch.compiler.is_compiling() else _has_numba()
 
 
-def can_step_in_place(column: Tensor) -> bool:
-    """Whether one step can be taken in the buffers' own memory, for a column ``[*batch_shape]``.
+def can_walk_in_place(column: Tensor) -> bool:
+    """Whether steps can be taken in the buffers' own memory.
 
     Args:
-        column (Tensor): one of the step.
+        column (Tensor): what is walked, ``[steps, *batch_shape]`` or one step.
 
     Returns:
         Whether it is plain memory of the host, which nothing traces.
@@ -166,32 +166,32 @@ def in_place(buffers: Iterable[Tensor]) -> list[Any]:
     return [buffer.detach().numpy().reshape(-1) for buffer in buffers]
 
 
-def bmc_step_in_place(
+def bmc_walk_in_place(
     memory: Sequence[Any],
     taken: Tensor,
     greedy: Tensor,
     uniform: Tensor,
     state: Tensor | None,
 ) -> None:
-    """One transition of many runs, by ``BMCRule.learn``, written to the buffers themselves.
+    """What :func:`bmc_walk` computes, written to the buffers themselves.
 
-    An operator's call costs a hundred times what the step does.
+    An operator's call costs a hundred times what a step does.
 
     Args:
         memory (sequence of array): :func:`in_place`, the rule's parameters ``[runs]``, then its
             memory but ε: the posterior, ``[runs]`` or ``[runs, states]``, the evidence so far and
             how often it was skipped, ``[runs]``.
-        taken (Tensor): where to learn, bool ``[runs]``.
-        greedy (Tensor): greedy returns, ``[runs]``.
-        uniform (Tensor): uniform returns, ``[runs]``.
-        state (Tensor, optional): states left, int64 ``[runs]``.
+        taken (Tensor): where to learn, bool ``[steps, runs]`` or ``[runs]``; so are the others.
+        greedy (Tensor): greedy returns.
+        uniform (Tensor): uniform returns.
+        state (Tensor, optional): states left, int64.
     """
     left = torch.empty(0, dtype=torch.int64) if state is None else state
     room = torch.empty(12, dtype=torch.float64).numpy()
-    _bmc_step()(room[:4], room[4:], *memory, *in_place((taken, greedy, uniform, left)))
+    _bmc_loop_in_place()(room[:4], room[4:], *memory, *in_place((taken, greedy, uniform, left)))
 
 
-def step_posteriors(
+def walk_posteriors_in_place(
     prior: Any,
     memory: Any,
     mu0: Any,
@@ -210,26 +210,28 @@ def step_posteriors(
     uniform: Any,
     state: Any,
 ) -> None:
-    """The loop of :func:`bmc_step_in_place`, with room for the rule's parameters and memory."""
-    states = alpha.size // taken.size
-    for run in range(taken.size):
-        if not taken[run]:
+    """The loop of :func:`bmc_walk_in_place`, with room for the rule's parameters and memory."""
+    runs = mu0.size
+    states = alpha.size // runs
+    for step in range(taken.size):
+        if not taken[step]:
             continue
-        at = run * states + (state[run] if state.size else 0)
+        run = step % runs
+        at = run * states + (state[step] if state.size else 0)
         prior[0], prior[1], prior[2], prior[3] = mu0[run], tau0[run], a0[run], b0[run]
         memory[1], memory[2], memory[3] = alpha[at], beta[at], count[at]
         memory[4], memory[5], memory[6], memory[7] = mean[at], m2[at], evidence[run], 0.0
-        learn(prior, memory, memory, 0, greedy[run], uniform[run], 0.0)  # type: ignore[name-defined] # noqa: F821
+        learn(prior, memory, memory, 0, greedy[step], uniform[step], 0.0)  # type: ignore[name-defined] # noqa: F821
         alpha[at], beta[at], count[at] = memory[1], memory[2], memory[3]
         mean[at], m2[at], evidence[run] = memory[4], memory[5], memory[6]
         skipped[run] += int(memory[7])
 
 
 @functools.cache
-def _bmc_step() -> Callable[..., None]:
+def _bmc_loop_in_place() -> Callable[..., None]:
     from bmc_torchrl.strategies.bmc import BMCRule
 
-    return _compiled_walk(step_posteriors, BMCRule.learn)
+    return _compiled_walk(walk_posteriors_in_place, BMCRule.learn)
 
 
 @torch.library.custom_op("bmc_torchrl::vdbe_walk", mutates_args=())

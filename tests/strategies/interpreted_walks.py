@@ -4,7 +4,15 @@ import oracles
 import pytest
 import torch
 from tensordict import TensorDict
-from walk_cases import BMC, PRIOR, STATES, assert_equal_states, by_tensors, collected
+from walk_cases import (
+    BMC,
+    PRIOR,
+    STATES,
+    assert_equal_states,
+    by_operator,
+    by_tensors,
+    collected,
+)
 
 from bmc_torchrl.likelihoods import NormalGammaPrior
 from bmc_torchrl.strategies import BMCEpsilon, VDBEEpsilon, bmc, vdbe
@@ -20,6 +28,7 @@ SHAPES = [(), (2, 3), (triton_walks.LANES + 3,)]
 
 @pytest.fixture(autouse=True)
 def _by_triton(monkeypatch):
+    by_operator(monkeypatch)
     monkeypatch.setattr(bmc, "bmc_walk", triton_walks.bmc_walk_on_gpu)
     monkeypatch.setattr(vdbe, "vdbe_walk", triton_walks.vdbe_walk_on_gpu)
 

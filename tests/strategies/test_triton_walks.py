@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from walk_cases import BMC, PRIOR, STATES, assert_equal_states, collected
+from walk_cases import BMC, PRIOR, STATES, assert_equal_states, by_operator, collected
 
 from bmc_torchrl.strategies import BMCEpsilon, VDBEEpsilon, bmc, vdbe
 
@@ -73,6 +73,7 @@ def test_the_call_on_a_gpu_compiles_without_one(build, capability, monkeypatch, 
     there = NoLaunch(kernel, target)
     monkeypatch.setattr(driver, "_active", there)
     monkeypatch.setattr(triton_walks, name, there)
+    by_operator(monkeypatch)
     monkeypatch.setattr(bmc, "bmc_walk", triton_walks.bmc_walk_on_gpu)
     monkeypatch.setattr(vdbe, "vdbe_walk", triton_walks.vdbe_walk_on_gpu)
     strategy.update(*collected((3,), random, 4))

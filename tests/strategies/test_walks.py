@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from walk_cases import BMC, PRIOR, assert_equal_states, by_tensors, collected
+from walk_cases import BMC, PRIOR, assert_equal_states, by_operator, by_tensors, collected
 
 from bmc_torchrl.likelihoods import GaussianLikelihood
 from bmc_torchrl.strategies import BMCEpsilon, VDBEEpsilon, bmc, walks
@@ -17,7 +17,12 @@ SHAPES = [(), (1,), (4,), (2, 3)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("options", list(BMC.values()), ids=list(BMC))
 @pytest.mark.parametrize("masked", [False, True])
-def test_bmc_walks_as_the_tensor_functions_do(monkeypatch, shape, options, masked, random):
+@pytest.mark.parametrize("in_place", [False, True])
+def test_bmc_walks_as_the_tensor_functions_do(
+    monkeypatch, shape, options, masked, in_place, random
+):
+    if not in_place:
+        by_operator(monkeypatch)
     build = lambda: BMCEpsilon(1.0, 1.5, prior=PRIOR, batch_shape=shape, **options)  # noqa: E731
     strategy, expected = build(), build()
     for _ in range(2):
@@ -52,16 +57,16 @@ def test_vdbe_walks_as_the_tensor_functions_do(monkeypatch, shape, states, rando
     assert (strategy.epsilons != 0.5).any(-1).all()
 
 
-def test_one_call_of_an_operator_walks_a_batch(monkeypatch, random):
-    calls = []
-    monkeypatch.setattr(bmc, "bmc_walk", lambda *a: calls.append(a) or walks.bmc_walk(*a))
+@pytest.mark.parametrize(
+    ("name", "options"), [("bmc_walk_in_place", {}), ("bmc_walk", {"update": "offline"})]
+)
+def test_one_call_walks_a_batch(monkeypatch, name, options, random):
+    calls, walk = [], getattr(walks, name)
+    monkeypatch.setattr(bmc, name, lambda *a: calls.append(a) or walk(*a))
     data, _ = collected((), random)
-    strategy = BMCEpsilon()
-    strategy.update(data)
+    BMCEpsilon(**options).update(data)
     assert len(calls) == 1
-    strategy.update(data[:1])
-    assert len(calls) == 1, "one step is not worth it"
-    BMCEpsilon(likelihood=GaussianLikelihood(1.0)).update(data)
+    BMCEpsilon(likelihood=GaussianLikelihood(1.0), **options).update(data)
     assert len(calls) == 1, "the rule has the Student-t likelihood only"
 
 
