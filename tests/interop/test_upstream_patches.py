@@ -101,3 +101,10 @@ def test_the_page_tells_of_every_patch():
     assert PATCHES
     links = re.findall(r"\(upstream/([\w.-]+\.patch)\)", PAGE.read_text())
     assert links == [patch.name for patch in PATCHES]
+
+
+def test_each_reproducer_shows_its_problem_in_the_installed_torchrl():
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    assert len(blocks) == len(PATCHES)
+    for block in blocks:
+        exec(compile(block, PAGE.name, "exec"), {})
