@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from contracts import ACTIONS, FACTORIES, RUNS, exploring, observed, transitions
+from contracts import ACTIONS, FACTORIES, REPLACEMENTS, RUNS, exploring, observed, transitions
 from fake_accelerator import (
     HostSyncs,
     fake_accelerator,
@@ -34,7 +34,10 @@ from bmc_torchrl.experiments import train
 from bmc_torchrl.learners.q_learning import Experience, QLearning
 from bmc_torchrl.learners.ring import Priorities
 from bmc_torchrl.learners.values import QNetwork
-from bmc_torchrl.strategies import bmc, vdbe
+from bmc_torchrl.strategies import StrategyBank, bmc, vdbe
+from bmc_torchrl.training.compiled_steps import CompiledSteps, Seen, unwrapped_step
+from bmc_torchrl.training.episodes import EpisodeLog
+from bmc_torchrl.training.online import OnlineLearning
 
 LAYOUTS = {
     "plain": {},
@@ -132,6 +135,18 @@ def test_returns_and_updates_can_be_captured_and_rewrite_buffers_alone(name, tim
     assert len(walks) == (own.get(name, 0) if time else 0)
 
 
+@pytest.mark.usefixtures("_walks_by_operators")
+@pytest.mark.parametrize("time", [(), (3,)])
+def test_a_what_if_bank_can_be_captured_and_rewrites_its_buffers_alone(time):
+    names = ("bmc", "bmc-free", "vdbe", "power", "wins")
+    bank = StrategyBank({name: FACTORIES[name](()) for name in names}, RUNS)
+    with fake_accelerator() as device, torch.no_grad():
+        (bank, data), inputs = lookalike((bank, transitions((*RUNS, *time))), device)
+        graph = traced(lambda: (bank.update(data), list(bank.epsilons().values()))[1], inputs)
+    assert what_a_gpu_would_mind(graph) == []
+    assert rewritten(graph) <= named_inputs(inputs, bank).keys()
+
+
 def test_a_strategy_without_buffers_is_somewhere_else():
     things = explorer("plain", "plain")
     with fake_accelerator() as device, torch.no_grad():
@@ -194,14 +209,20 @@ LEARNING = {
 @pytest.mark.slow
 def test_learning_steps_can_be_captured_in_a_process_of_their_own():
     """Autograd knows the devices that were there at its first backward pass, and no later ones."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "a_learning_step", __file__]
+    which = "a_learning_step or a_whole_update"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", which, __file__]
     done = subprocess.run(
         command, env={**os.environ, "BMC_FRESH": "1"}, capture_output=True, text=True, check=False
     )
-    assert f"{2 * len(LEARNING)} passed" in done.stdout, done.stdout
+    assert f"{2 * len(LEARNING) + 3 * len(REPLACEMENTS)} passed" in done.stdout, done.stdout
 
 
-@pytest.mark.skipif("BMC_FRESH" not in os.environ, reason="runs in a process of its own")
+in_a_fresh_process = pytest.mark.skipif(
+    "BMC_FRESH" not in os.environ, reason="runs in a process of its own"
+)
+
+
+@in_a_fresh_process
 @pytest.mark.parametrize("runs", [None, 4])
 @pytest.mark.parametrize("options", list(LEARNING.values()), ids=list(LEARNING))
 def test_a_learning_step_can_be_captured(runs, options):
@@ -228,6 +249,62 @@ def test_a_learning_step_can_be_captured(runs, options):
         inputs += [x for state in optimizer.state.values() for x in state.values()]
         graph = traced(step, inputs)
     assert what_a_gpu_would_mind(graph) == []
+
+
+@in_a_fresh_process
+@pytest.mark.parametrize("name", ["bmc", "vdbe", "wins"])
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+def test_a_whole_update_of_the_training_module_can_be_captured(name, replacement):
+    """All that EpsilonGreedyDQN does between two steps of the environments."""
+    runs = RUNS[0]
+    network = QNetwork(3, ACTIONS, (5,), runs=runs)
+    learning = QLearning(network, 0.9, runs=runs, batch_size=4, capacity=8)
+    for _ in range(8):
+        learning.add(experience(runs))
+    online = OnlineLearning(
+        network,
+        FACTORIES[name](RUNS),
+        learning,
+        interaction=None,
+        log=EpisodeLog(runs, episodes=None),
+        num_actions=ACTIONS,
+        replacement=REPLACEMENTS[replacement](),
+        gamma=0.9,
+    )
+    bank = StrategyBank({"bmc": FACTORIES["bmc"](())}, RUNS)
+    online.watch(bank)
+    state, legal = torch.zeros(runs, dtype=torch.int64), torch.ones(runs, ACTIONS).bool()
+    seen = Seen(
+        experience=experience(runs),
+        value=torch.randn(runs, ACTIONS),
+        mask_left=legal,
+        state=state,
+        reached=state.clone(),
+        observation=torch.randn(runs, 3),
+        mask=legal.clone(),
+        state_now=state.clone(),
+        active=None,
+        draws=learning.draws(),
+        coins=online.coins(torch.device("cpu")),
+    )
+    # What it holds is copied as numbers, which a fake has none of: it starts over there.
+    online.replacement = REPLACEMENTS[replacement]()
+    things = CompiledSteps(online, runs, max_grad_norm=1.0), seen
+    with fake_accelerator() as device:
+        (steps, seen), inputs = lookalike(things, device)
+        steps.online.replacement.start(RUNS)
+        inputs += getattr(steps.online.replacement, "memory", ())
+        optimizer = torch.optim.Adam(steps.parameters.values(), capturable=True)
+        for key, parameter in steps.parameters.items():
+            parameter.grad = steps.gradients[key]
+        steps.traced = optimizer
+        with torch.no_grad():
+            unwrapped_step(optimizer)
+            inputs += [x for memory in optimizer.state.values() for x in memory.values()]
+            graph = traced(lambda: steps._whole(seen), inputs)
+    assert what_a_gpu_would_mind(graph) == []
+    given = {id(x) for x in (*seen.experience.columns(), seen.value, seen.observation, seen.coins)}
+    assert not {id(inputs[i]) for i in rewritten(graph)} & given
 
 
 def test_what_a_gpu_would_mind_is_found():
