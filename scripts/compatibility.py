@@ -1,4 +1,4 @@
-"""Try other versions: python scripts/compatibility.py [--python PYTHON] [--lowest] [torch==2.15.0 …].
+"""Try other versions: python scripts/compatibility.py [--python PYTHON] [torch==2.15.0 …].
 
 Makes an empty environment, installs the wheel of this repository and what it needs into it, runs
 tests on what was installed, prints a row of docs/compatibility.md, and deletes the environment.
@@ -72,7 +72,7 @@ def main() -> None:
         pins.write_text("" if arguments.lowest else constraints(arguments.versions))
         began = time.monotonic()
         wanted = requirements(arguments.versions, arguments.lowest)
-        run(python, "-m", "pip", "install", "-q", "-c", pins, *wanted)
+        run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, *wanted)
         (wheel,) = folder.glob("*.whl")
         run(python, "-m", "pip", "install", "-q", "--no-deps", wheel)
         minutes = (time.monotonic() - began) / 60
