@@ -53,8 +53,8 @@ def package_line(requirement: Requirement, extra: str, found: str | None) -> str
         'ok       numba 0.68.1'
         >>> package_line(Requirement("numba>=0.61,<0.69"), "", "0.60.0")
         "outside  numba 0.60.0: tried with <0.69,>=0.61; pip install -U 'bmc_torchrl'"
-        >>> package_line(Requirement("ray>=2.50"), "examples", None)[:56]
-        "missing  ray: for scripts/examples, and experiments on o"
+        >>> package_line(Requirement("torchrl>=0.14.1"), "", None)
+        "missing  torchrl: for the core; pip install 'bmc_torchrl'"
     """
     install = f"'{NAME}[{extra}]'" if extra else f"'{NAME}'"
     if found is None:
