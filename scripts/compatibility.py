@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SHOWN = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "numba", "numpy")
 TESTS = ("tests/core", "tests/strategies", "tests/envs", "tests/interop", "tests/training")
-EXTRAS = ("experiments", "examples", "dev")
 
 
 def name_of(requirement: str) -> str:
@@ -30,14 +29,18 @@ def name_of(requirement: str) -> str:
 
 def requirements(given: list[str], lowest: bool) -> list[str]:
     """What the library declares, the lowest of it if asked for; `given` comes in its place."""
-    extras = [line for extra in EXTRAS for line in PROJECT["optional-dependencies"][extra]]
+    extras = PROJECT["optional-dependencies"]
+    used = [*PROJECT["dependencies"], *extras["experiments"]]
+    if lowest:
+        used = [re.sub(r">=([\w.]+).*", r"==\1", line) for line in used]
+    lines = (*used, *extras["examples"], *extras["dev"])
     named = {name_of(line) for line in given}
-    kept = [line for line in (*PROJECT["dependencies"], *extras) if name_of(line) not in named]
-    return given + ([re.sub(r">=([\w.]+).*", r"==\1", line) for line in kept] if lowest else kept)
+    return given + [line for line in lines if name_of(line) not in named]
 
 
-def constraints(given: list[str]) -> str:
-    named = {name_of(line) for line in given}
+def constraints(chosen: list[str]) -> str:
+    """The pins, but of what has an exact version already."""
+    named = {name_of(line) for line in chosen if "==" in line}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return "\n".join(line for line in lines if name_of(line) not in named)
 
@@ -69,9 +72,9 @@ def main() -> None:
         run(arguments.python, "-m", "venv", folder / "venv")
         python = folder / "venv/bin/python"
         pins = folder / "constraints.txt"
-        pins.write_text("" if arguments.lowest else constraints(arguments.versions))
-        began = time.monotonic()
         wanted = requirements(arguments.versions, arguments.lowest)
+        pins.write_text(constraints(wanted))
+        began = time.monotonic()
         run(python, "-m", "pip", "install", "-q", "--no-compile", "-c", pins, *wanted)
         (wheel,) = folder.glob("*.whl")
         run(python, "-m", "pip", "install", "-q", "--no-deps", wheel)

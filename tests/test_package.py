@@ -102,7 +102,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def with_what_they_need(lines: Iterable[str], extras: tuple[str, ...] = ()) -> set[str]:
+def with_what_they_need(lines: Iterable[str]) -> set[str]:
     """The distributions that requirements name, and all that those need in turn."""
     found: set[tuple[str, str]] = set()
 
@@ -118,7 +118,7 @@ def with_what_they_need(lines: Iterable[str], extras: tuple[str, ...] = ()) -> s
                 follow(further, requirement.extras)
 
     for line in lines:
-        follow(line, extras)
+        follow(line, ())
     return {name for name, _ in found}
 
 
@@ -151,11 +151,6 @@ def complete(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(folder, next(built.glob("*.whl")), "experiments")
 
 
-def committed() -> list[str]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    return listed.stdout.splitlines()
-
-
 @pytest.mark.slow
 def test_the_wheel_carries_the_package_with_its_configs_and_nothing_else(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
@@ -167,10 +162,11 @@ def test_the_wheel_carries_the_package_with_its_configs_and_nothing_else(built: 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not committed(), reason="needs the git repository")
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the git repository")
 def test_the_sdist_is_the_repository(built: Path) -> None:
     (source,) = (built / "unpacked").iterdir()
-    assert [path for path in committed() if not (source / path).is_file()] == []
+    committed = done("git", "ls-files", folder=ROOT).splitlines()
+    assert [path for path in committed if not (source / path).is_file()] == []
 
 
 def new_side(document: Path) -> str:
