@@ -20,7 +20,7 @@ PURPOSES = {
     "": "the core",
     "experiments": "bmc train and every other command",
     "examples": "scripts/examples, and experiments on others' environments",
-    "kernels": "the kernels for CUDA where there is none",
+    "kernels": "trying the kernels for CUDA without a GPU",
 }
 """What each extra is for that a user may want; the empty one is what is always installed."""
 
@@ -40,44 +40,40 @@ def needed(extra: str) -> Iterator[Requirement]:
             yield requirement
 
 
-def package_line(requirement: Requirement, extra: str, found: str | None) -> str:
-    """What is to be said of one package.
+def version_line(requirement: Requirement, found: str) -> str:
+    """What is to be said of a package that is installed.
 
     Args:
         requirement: What is declared.
-        extra: By which extra, or nothing for the core.
-        found: The version that is installed, if one is.
+        found: The version that is installed.
 
     Examples:
-        >>> package_line(Requirement("numba>=0.61,<0.69"), "", "0.68.1")
+        >>> version_line(Requirement("numba>=0.61,<0.69"), "0.68.1")
         'ok       numba 0.68.1'
-        >>> package_line(Requirement("numba>=0.61,<0.69"), "", "0.60.0")
-        "outside  numba 0.60.0: tried with <0.69,>=0.61; pip install -U 'bmc_torchrl'"
-        >>> package_line(Requirement("torchrl>=0.14.1"), "", None)
-        "missing  torchrl: for the core; pip install 'bmc_torchrl'"
+        >>> version_line(Requirement("numba>=0.61,<0.69"), "0.60.0")
+        'outside  numba 0.60.0: <0.69,>=0.61 was tried'
     """
-    install = f"'{NAME}[{extra}]'" if extra else f"'{NAME}'"
-    if found is None:
-        return f"missing  {requirement.name}: for {PURPOSES[extra]}; pip install {install}"
-    if not requirement.specifier.contains(found, prereleases=True):
-        tried = f"tried with {requirement.specifier}; pip install -U {install}"
-        return f"outside  {requirement.name} {found}: {tried}"
-    return f"ok       {requirement.name} {found}"
+    if requirement.specifier.contains(found, prereleases=True):
+        return f"ok       {requirement.name} {found}"
+    return f"outside  {requirement.name} {found}: {requirement.specifier} was tried"
 
 
 def package_lines() -> Iterator[str]:
-    """One line for every package that is declared, once."""
+    """One line for every package that is installed, and one for what an extra lacks."""
     said = set()
-    for extra in PURPOSES:
+    for extra, purpose in PURPOSES.items():
+        missing = []
         for requirement in needed(extra):
             if requirement.name in said:
                 continue
             said.add(requirement.name)
             try:
-                found = version(requirement.name)
+                yield version_line(requirement, version(requirement.name))
             except PackageNotFoundError:
-                found = None
-            yield package_line(requirement, extra, found)
+                missing.append(requirement.name)
+        if missing:
+            install = f"pip install '{NAME}[{extra}]'" if extra else f"pip install {NAME}"
+            yield f"missing  for {purpose}: {', '.join(missing)}; {install}"
 
 
 def device_lines() -> Iterator[str]:
