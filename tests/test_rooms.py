@@ -10,7 +10,6 @@ import functools
 import graphlib
 import itertools
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -258,36 +257,3 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path) -> None:
     )
     found = {name for name, _ in imports(path, "x.y.z")}
     assert found == {"a.b", "d.e.f", "d.e.g", "h.i", "j", "x.y.k", "x.l.m"}
-
-
-ALONE = """
-import sys
-from importlib.machinery import PathFinder
-
-class Without(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.split(".")[0] in {absent} else super().find_spec(name, path, target)
-
-sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
-
-import torch
-from tensordict import TensorDict
-from torchrl.data import Categorical
-import bmc_torchrl, bmc_torchrl.envs, bmc_torchrl.interop.trainer_hook
-
-explore = bmc_torchrl.AdaptiveEGreedyModule(Categorical(4))
-data = explore(TensorDict({{"action": torch.zeros(3, dtype=torch.int64)}}, [3]))
-data["greedy_return"], data["uniform_return"] = torch.ones(3), torch.zeros(3)
-explore.update(data)
-assert explore.eps < 0.4975
-assert not {absent} & sys.modules.keys()
-"""
-
-
-@pytest.mark.slow
-def test_the_core_works_where_only_its_own_dependencies_are_installed() -> None:
-    absent = set(ONLY_IN) - {"numpy", "cloudpickle"}  # tensordict needs these two itself
-    script = ALONE.format(absent=absent)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from torchrl.modules import EGreedyModule
 
 from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon
 from bmc_torchrl.benchmarks.processes import ask
-from bmc_torchrl.benchmarks.timing import cost, interleaved, seconds
+from bmc_torchrl.benchmarks.timing import EFFORT, cost, interleaved, seconds
 
 WALKS = (
     ([1000], True, False),
@@ -73,7 +74,19 @@ def rows() -> Iterator[dict[str, Any]]:
                 how = "compiled" if compiled else "eager"
                 work = f"ε-BMC act + update, batch {batch}, {how}, against step({frames}), seconds"
                 yield cost(work, ours, peer, goal)
+    yield _imports()
     yield from _walk()
+
+
+def _imports() -> dict[str, Any]:
+    """Everything of ours, torchrl with it, against torchrl's modules alone; both afresh."""
+    names = ("bmc_torchrl", "torchrl.modules")
+    ask("imports", "--name", names[0])
+    pairs = [
+        [ask("imports", "--name", name)["seconds"] for name in names] for _ in range(EFFORT.repeats)
+    ]
+    ours, peer = map(statistics.median, zip(*pairs, strict=True))
+    return cost("import of every name, against torchrl.modules, seconds", ours, peer, 1.1)
 
 
 def _walk() -> Iterator[dict[str, Any]]:

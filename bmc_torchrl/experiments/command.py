@@ -21,6 +21,7 @@ COMMANDS = {
     "study": ("bmc_torchrl.experiments.study", "ε-BMC beside others on others' environments"),
     "sensitivity": ("bmc_torchrl.experiments.sensitivity", "vary the prior and the rewards' scale"),
     "benchmark": ("bmc_torchrl.benchmarks.command", "ratios against peers"),
+    "doctor": ("bmc_torchrl.experiments.doctor", "versions, devices, what is missing for what"),
 }
 """What can be asked for: its module, which is imported only then, and what it does."""
 

@@ -59,15 +59,6 @@ def test_one_call_imports_registers_and_makes():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.slow
-def test_the_core_does_not_need_gymnasium():
-    code = (
-        "import sys; sys.modules['gymnasium'] = None; sys.modules['PIL'] = None\n"
-        "import bmc_torchrl.envs as e; e.SubgoalGridEnv(batch_size=[2]).rollout(3)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_the_grid_moves_as_the_pure_function():
     env = gymnasium.make(GRID_ID)
     state, _ = env.reset(seed=0)

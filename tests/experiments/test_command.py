@@ -1,20 +1,15 @@
-"""``bmc`` is one command for everything, and works from any folder once the wheel is installed."""
+"""``bmc`` is one command for everything."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
-import subprocess
 import sys
-import tarfile
 import types
-import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from commands import here
 from hydra import compose, initialize_config_dir
@@ -24,7 +19,6 @@ from bmc_torchrl.experiments import command
 from bmc_torchrl.experiments.command import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
 
 
 @pytest.fixture
@@ -86,85 +80,6 @@ def test_without_the_extra_a_command_says_how_to_install_it(
     assert errors.startswith(
         "bmc train needs not_installed: pip install 'bmc_torchrl[experiments]'"
     )
-
-
-def run(*command: object, folder: Path, path: Path | None = None) -> subprocess.CompletedProcess:
-    """Run in `folder`; with `path`, nothing else is on PYTHONPATH. Errors are in the output."""
-    environment = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("built")
-    hatchling = (sys.executable, "-m", "hatchling", "build", "-d", folder)
-    done = run(*hatchling, "-t", "sdist", folder=ROOT)
-    assert done.returncode == 0, done.stdout
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as sdist:
-        sdist.extractall(folder / "unpacked", filter="data")
-    (source,) = (folder / "unpacked").iterdir()
-    done = run(*hatchling, "-t", "wheel", folder=source)
-    assert done.returncode == 0, done.stdout
-    return folder
-
-
-@pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the wheel alone is installed."""
-    target = tmp_path_factory.mktemp("installed")
-    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile")
-    done = run(*pip, "--target", target, next(built.glob("*.whl")), folder=built)
-    assert done.returncode == 0, done.stdout
-    return target
-
-
-@pytest.mark.slow
-def test_the_wheel_and_the_sdist_carry_the_configs(built: Path) -> None:
-    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
-        names = wheel.namelist()
-    assert sorted(n for n in names if n.endswith(".yaml")) == [f"bmc_torchrl/{c}" for c in CONFIGS]
-    assert "bmc_torchrl/py.typed" in names
-    (source,) = (built / "unpacked").iterdir()
-    assert all((source / config).is_file() for config in CONFIGS)
-    assert {"README.md", "LICENSE", "constraints.txt"} <= {path.name for path in source.iterdir()}
-
-
-@pytest.mark.slow
-def test_the_installed_command_trains_in_any_folder(installed: Path, tmp_path: Path) -> None:
-    where = "import importlib.util; print(importlib.util.find_spec('bmc_torchrl').origin)"
-    found = run(sys.executable, "-c", where, folder=tmp_path, path=installed).stdout
-    assert Path(found).is_relative_to(installed)
-
-    job = ("experiment=grid_sarsa", "engine=torchrl", "runs=2", "episodes=2", "device=cpu")
-    command = (sys.executable, "-m", "bmc_torchrl", "train", *job)
-    trained = run(*command, folder=tmp_path, path=installed)
-    assert trained.returncode == 0, trained.stdout
-    table = pd.read_parquet(tmp_path / "outputs/train/grid_sarsa/table.parquet")
-    assert sorted(zip(table["run"], table["episode"], strict=True)) == [
-        (run, episode) for run in (0, 1) for episode in (1, 2)
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
-
-
-@pytest.mark.slow
-def test_the_installed_script_answers_in_any_folder(installed: Path, tmp_path: Path) -> None:
-    def ask(argument: str) -> tuple[int, str]:
-        done = run(installed / "bin/bmc", argument, folder=tmp_path, path=installed)
-        return done.returncode, done.stdout
-
-    assert ask("--version") == (0, f"bmc_torchrl {version('bmc_torchrl')}\n")
-    status, said = ask("trian")
-    assert status == 2
-    assert said.startswith("bmc: there is no command 'trian'.\nusage: bmc COMMAND")
 
 
 @pytest.fixture

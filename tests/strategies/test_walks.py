@@ -1,7 +1,5 @@
 """The compiled walk through a batch against one step after the other, and against tensors."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -113,8 +111,3 @@ def test_without_numba_there_is_one_hint_and_the_torch_loop(monkeypatch, random)
     expected.update(data)
     expected.update(data)
     assert_equal_states(strategy, expected)
-
-
-def test_numba_is_not_imported_before_it_is_needed():
-    code = "import bmc_torchrl, sys; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
