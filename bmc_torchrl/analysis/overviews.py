@@ -15,17 +15,33 @@ from bmc_torchrl.analysis.tables import write_atomically
 from bmc_torchrl.analysis.titles import METRIC_TITLES, TRUCK_RULES, experiment_title
 from bmc_torchrl.errors import ResultsError
 
-__all__ = ["experiment_tables", "overview_table", "readme_table", "write_between_marks"]
+__all__ = [
+    "experiment_tables",
+    "full_table",
+    "overview_table",
+    "readme_table",
+    "write_between_marks",
+]
+
+NOT_IN_README = ("last 50", "wall time")
+"""Columns that would make a row too wide to read in a terminal."""
 
 
-def readme_table(found: Iterable[Results]) -> str:
-    """The README's table in Markdown: how ε-BMC did, beside the published rank, by experiment.
+def full_table(found: Iterable[Results]) -> str:
+    """How ε-BMC did, beside the published rank, by experiment, in Markdown.
 
     Ranks are by AUC among the strategies that were run under the same truck-cost rule, with a 95 %
     bootstrap interval; |z| is against the published data.
     """
     rows = [_row(results) for results in found]
     return _markdown(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def readme_table(found: Iterable[Results]) -> str:
+    """The same, as narrow as the README is."""
+    rows = [_row(results) for results in found]
+    kept = [name for name in rows[0] if name not in NOT_IN_README]
+    return _markdown(kept, [[row[name] for name in kept] for row in rows])
 
 
 def overview_table(found: Iterable[Results]) -> Table:
