@@ -14,6 +14,8 @@ import io
 import json
 import re
 import sys
+import tempfile
+import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,18 +51,37 @@ def cells(source: str) -> list[Cell]:
     return found
 
 
-def run(parts: list[Cell], name: str) -> dict[str, object]:
-    """Run the code cells one after another, and keep what they print and draw."""
-    names: dict[str, object] = {"__name__": "__main__"}
-    with mpl.rc_context(fname=STYLE), warnings.catch_warnings():
+def run(parts: list[Cell], name: str) -> None:
+    """Run the code cells one after another, and keep what they print and draw.
+
+    They are a module called ``__main__``, as in a notebook, in an empty folder.
+    """
+    main = types.ModuleType("__main__")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),
+        mpl.rc_context(fname=STYLE),
+        warnings.catch_warnings(),
+        _as_main(main),
+    ):
         warnings.simplefilter("ignore")
         for part in parts:
             if part.is_code:
                 with contextlib.redirect_stdout(io.StringIO()) as printed:
-                    exec(compile(part.text, f"{name}.py", "exec"), names)
+                    exec(compile(part.text, f"{name}.py", "exec"), vars(main))
                 part.printed = printed.getvalue()
                 part.figures = list(_open_figures())
-    return names
+
+
+@contextlib.contextmanager
+def _as_main(module: types.ModuleType) -> Iterator[None]:
+    """Let what is defined in a module be found there, by pickle for one."""
+    before, path = sys.modules["__main__"], [*sys.path]
+    sys.modules["__main__"] = module
+    try:
+        yield
+    finally:
+        sys.modules["__main__"], sys.path[:] = before, path
 
 
 def _open_figures() -> Iterator[bytes]:
