@@ -10,5 +10,5 @@ if [ "${1:-}" != pages ]; then
   python scripts/site/pictures.py "$made/assets"
   python scripts/site/tutorials.py "$made/tutorials"
 fi
-NO_MKDOCS_2_WARNING=1 python -m mkdocs build --quiet --strict --config-file scripts/site/mkdocs.yml
+NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --config-file scripts/site/mkdocs.yml
 echo "outputs/site/index.html is ready; it needs no server and no network."

@@ -23,7 +23,7 @@ __all__ = [
     "write_between_marks",
 ]
 
-NOT_IN_README = ("last 50", "wall time")
+NOT_IN_README = ("last 50", "pairs", "wall time")
 """Columns that would make a row too wide to read in a terminal."""
 
 
@@ -47,7 +47,7 @@ def readme_table(found: Iterable[Results]) -> str:
 def overview_table(found: Iterable[Results]) -> Table:
     """The same to print, with what was left out of the published experiments."""
     rows = [{**_row(results), "reduced": results.reduction[9:] or "no"} for results in found]
-    left_out = ("published rank", "wall time", "median |z| (pairs)")
+    left_out = ("published rank", "wall time", "median |z|", "pairs")
     shown = Table(title="Results so far; ± is one standard error over runs")
     for name in rows[0]:
         if name not in left_out:
@@ -94,7 +94,7 @@ def _row(results: Results) -> dict[str, str]:
         "last 50": _with_error(bmc["last_50"], bmc["last_50_se"]),
         "rank (95 %)": _rank(results, "bmc"),
         "published rank": "—" if published is None else f"{published} of 22{mixed}",
-        "median |z| (pairs)": _agreement(results),
+        **_agreement(results),
         "best strategy": f"{title} ({_with_error(table['auc'][best], table['auc_se'][best])})",
         "wall time": "—"
         if results.timings is None
@@ -151,11 +151,11 @@ def _interval(row: pd.Series) -> str:
     return "—" if pd.isna(low) else f"{low:.2f} to {high:.2f}"
 
 
-def _agreement(results: Results) -> str:
+def _agreement(results: Results) -> dict[str, str]:
     if results.comparison is None:
-        return "—"
+        return {"median |z|": "—", "pairs": "—"}
     every = Comparison(results.comparison).medians().set_index("metric").loc["all"]
-    return f"{every['median']:.2f} ({every['pairs']:.0f})"
+    return {"median |z|": f"{every['median']:.2f}", "pairs": f"{every['pairs']:.0f}"}
 
 
 def _z_scores(results: Results) -> dict[tuple[str, str], str]:

@@ -10,6 +10,8 @@ the script collects anyway. Everything else stays: network, loss, replay buffer,
 # A DQN on CartPole, short enough to read. Nothing here is ours.
 
 # %%
+from itertools import pairwise
+
 import matplotlib.pyplot as plt
 import torch
 from tensordict.nn import TensorDictSequential
@@ -88,7 +90,7 @@ plt.legend()
 
 # %%
 assert data["epsilon"].shape == (50,)
-assert all(after <= before for before, after in zip(adapted, adapted[1:], strict=False))
+assert all(after <= before for before, after in pairwise(adapted))
 assert float(explore.strategy.return_count) == 3_000
 print(f"ε went from {1 / 2.01:.3f} to {adapted[-1]:.4f} in 3,000 frames")
 print(explore.strategy)

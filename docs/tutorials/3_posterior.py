@@ -11,6 +11,8 @@ once, reads the posterior, and asks what other priors would have made of the sam
 # environment runs four copies side by side; their transitions are evidence for one posterior.
 
 # %%
+from itertools import pairwise
+
 import matplotlib.pyplot as plt
 import torch
 from tensordict.nn import TensorDictSequential
@@ -123,6 +125,6 @@ for key in ("greedy_return", "uniform_return"):
 again = what_if(cents, priors, every=10)
 assert torch.equal(again["without a unit"], shown["without a unit"])
 assert again["α₀ = 10"][-1] > shown["α₀ = 10"][-1] + 0.1
-assert all(after <= before for before, after in zip(epsilon, epsilon[1:], strict=False))
+assert all(after <= before for before, after in pairwise(epsilon))
 print(f"α₀ = 10 with rewards / 128: ε = {float(again['α₀ = 10'][-1]):.3f} "
       f"instead of {float(shown['α₀ = 10'][-1]):.3f}")  # fmt: skip

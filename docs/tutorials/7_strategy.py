@@ -121,13 +121,14 @@ class Careless(GapEpsilon):
 
 
 contracts.FACTORIES["gap"] = lambda shape: Careless(batch_shape=shape)
+noticed = False
 try:
     suite["test_buffers_stay_where_they_are"]("gap", ())
 except AssertionError:
-    print("caught: buffers must stay where they are")
-else:
-    raise SystemExit("the suite should have noticed")
+    noticed = True
 del contracts.FACTORIES["gap"]
+assert noticed
+print("caught: buffers must stay where they are")
 
 # %% [markdown]
 # For the numba engine a strategy also has `scalars()`, its rule on plain numbers; to take part in

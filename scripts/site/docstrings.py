@@ -23,6 +23,8 @@ def in_markdown(text: str, obj: griffe.Object) -> str:
     """A docstring with links and equations as the site's Markdown has them."""
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
     text = re.sub(r"\.\. math:: ((?:.|\n)+?)(?=\n\s*\n|\Z)", _display, text)
+    # A doctest that is in no section "Examples" would be read as a sentence.
+    text = re.sub(r"^(>>> .*(?:\n.+)*)", r"```pycon\n\1\n```", text, flags=re.MULTILINE)
     return ROLE.sub(lambda found: _link(found[2], bool(found[1]), obj), text)
 
 

@@ -56,6 +56,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     for mark, content in MARKS.items():
         if mark in markdown:
             markdown = markdown.replace(mark, content())
+    markdown = re.sub(r"<!-- picture (\w+): (.*?) -->", r"![\2](assets/start-\1.svg)", markdown)
     return re.sub(r"```mermaid\n(.*?)```", lambda plan: drawn(plan[1]), markdown, flags=re.DOTALL)
 
 
@@ -127,17 +128,19 @@ def drawn(plan: str) -> str:
     inside, title = re.findall(r"subgraph \w+ \[(.*?)\]\n(.*?)\n\s*end", plan, re.DOTALL)[0][::-1]
     rooms = list(dict.fromkeys(room for arrow in arrows for room in arrow))
     floor = {room: _floor(room, arrows) for room in rooms}
-    place = {}
-    for number in range(max(floor.values()) + 1):
-        row = [room for room in rooms if floor[room] == number]
-        for index, room in enumerate(row):
-            place[room] = (
-                WIDTH * (index + 0.5) / len(row),
-                HEIGHT * (max(floor.values()) - number),
-            )
+    top = max(floor.values())
+    place: dict[str, tuple[float, float]] = {}
+    for number in range(top + 1):
+        row = {
+            room: _middle([place[end][0] for start, end in arrows if start == room])
+            for room in rooms
+            if floor[room] == number
+        }
+        across = _apart(sorted(row, key=row.__getitem__), row)
+        place |= {room: (x, HEIGHT * (top - number)) for room, x in across.items()}
     lines = "".join(_arrow(place[start], place[end]) for start, end in arrows)
     boxes = "".join(_box(room, *place[room], room in inside) for room in rooms)
-    tall = HEIGHT * max(floor.values()) + BOX[1] + 8
+    tall = HEIGHT * top + BOX[1] + 8
     return (
         f'<figure class="rooms"><svg viewBox="0 -4 {WIDTH} {tall}" role="img" '
         f'aria-label="which room imports which">{ARROWHEAD}{lines}{boxes}</svg>'
@@ -155,6 +158,22 @@ ARROWHEAD = (
 def _floor(room: str, arrows: list[tuple[str, str]]) -> int:
     below = [end for start, end in arrows if start == room]
     return 1 + max(_floor(end, arrows) for end in below) if below else 0
+
+
+def _middle(places: list[float]) -> float:
+    return sum(places) / len(places) if places else WIDTH / 2
+
+
+def _apart(row: list[str], wanted: dict[str, float]) -> dict[str, float]:
+    """Rooms of a floor near where they want to be, none over another, all within the picture."""
+    gap, found = BOX[0] + 24, {}
+    least = BOX[0] / 2
+    for index, room in enumerate(row):
+        most = WIDTH - BOX[0] / 2 - gap * (len(row) - 1 - index)
+        shift = gap * (len(row) - 1) / 2 if len(set(wanted.values())) == 1 else 0
+        found[room] = min(max(wanted[room] - shift, least), most)
+        least = found[room] + gap
+    return found
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:

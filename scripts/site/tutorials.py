@@ -93,7 +93,7 @@ def _open_figures() -> Iterator[bytes]:
 
 
 def write(parts: list[Cell], name: str, folder: Path) -> None:
-    """The page, its figures, the notebook and the script, beside each other."""
+    """The page, its figures and the notebook, beside each other; the script is there."""
     folder.mkdir(parents=True, exist_ok=True)
     links = f"[notebook]({name}.ipynb){{ download }} · [script]({name}.py){{ download }}"
     page, number = [parts[0].text, f"Download: {links}"], 0
@@ -107,7 +107,6 @@ def write(parts: list[Cell], name: str, folder: Path) -> None:
             page.append(f"![What the code above has drawn]({name}-{number}.png){{ .drawn }}")
     (folder / f"{name}.md").write_text("\n\n".join(page) + "\n")
     (folder / f"{name}.ipynb").write_text(json.dumps(notebook(parts), indent=1, ensure_ascii=False))
-    (folder / f"{name}.py").write_text((SCRIPTS / f"{name}.py").read_text())
 
 
 def notebook(parts: list[Cell]) -> dict[str, object]:
