@@ -79,7 +79,7 @@ print(f"gap between the returns: {float(gap[:, :100].mean()):.2f} at first, "
 # which one earns more.
 
 # %%
-priors = {f"α₀ = {alpha0}": BMCEpsilon(alpha0, alpha0 + 0.01) for alpha0 in (1, 10, 100, 1000)}
+priors = {f"α₀ = {alpha0}": BMCEpsilon(alpha0, alpha0 + 0.01) for alpha0 in (1, 10, 1000)}
 priors["without a unit"] = BMCEpsilon(10, 10.01, prior=NormalGammaPrior(b0=None))
 shown = what_if(data, priors, every=10)
 plt.figure()

@@ -42,7 +42,7 @@ def models() -> Figure:
     axes.set(
         xlabel="return of the transition",
         ylabel="density",
-        title=f"What ε-greedy expects, {expected:.2f} at ε = {epsilon:.1f}, speaks for “greedy”",
+        title=f"G = {expected:.2f}, expected at ε = {epsilon:.1f}, speaks for “greedy”",
     )
     axes.legend()
     return figure
@@ -69,7 +69,7 @@ def posterior(grid_world: Results) -> Figure:
         xscale="log",
         xlabel="ε",
         ylabel="density of log ε",
-        title="Posterior over ε on the grid-world (α, β: means over 100 runs)",
+        title="Posterior over ε, grid-world (α, β: means over 100 runs)",
     )
     axes.legend(title="after episode", loc="upper left")
     return figure
@@ -77,7 +77,7 @@ def posterior(grid_world: Results) -> Figure:
 
 def epsilon_in_time(grid_world: Results) -> Figure:
     """ε and greedy tests of ε-BMC beside a schedule and a constant."""
-    figure = Figure(figsize=(7, 3.2))
+    figure = Figure()
     left, right = figure.subplots(1, 2)
     for name in ("bmc", "geom_099", "fixed_01"):
         rows = grid_world.curves[grid_world.curves["strategy"] == name]
