@@ -26,7 +26,7 @@ from bmc_torchrl.analysis.summaries import read_results, result_folders
 ROOT = Path(__file__).parents[2]
 OUTSIDE = (
     *("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
-    *("results/study/README.md", "results/study/*.png", "results/figures/*.png"),
+    *("results/study/*.md", "results/study/*.png", "results/figures/*.png"),
 )
 """Files of the repository that are files of the site, too, by the same path."""
 
@@ -69,6 +69,8 @@ def on_page_content(html: str, **_: Any) -> str:
 def _moved(target: str, here: str, uri: str) -> str:
     """Where a link of the repository leads on the site, whose root has docs/ and the rest."""
     path = posixpath.normpath(posixpath.join(here, target))
+    if (ROOT / path / "README.md").exists():
+        path += "/README.md"
     return posixpath.relpath(path.removeprefix("docs/"), posixpath.dirname(uri) or ".")
 
 
