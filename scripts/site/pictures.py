@@ -24,7 +24,7 @@ def models() -> Figure:
     expected = F.mixture_return(greedy, uniform, epsilon)
     moments = F.Moments(torch.tensor(1000.0), torch.tensor(1.0), torch.tensor(500.0))
     a, b = F.precision_posterior(moments, mu0=0.0, tau0=1.0, a0=500.0, b0=500.0)
-    grid = torch.linspace(-2, 6, 400)
+    grid = torch.linspace(-5, 6, 500)
     figure = Figure()
     axes = figure.subplots()
     for name, centre in (("uniform", uniform), ("greedy", greedy)):
@@ -44,7 +44,7 @@ def models() -> Figure:
         ylabel="density",
         title=f"G = {expected:.2f}, expected at ε = {epsilon:.1f}, speaks for “greedy”",
     )
-    axes.legend()
+    axes.legend(loc="upper left")
     return figure
 
 
@@ -59,12 +59,14 @@ def posterior(grid_world: Results) -> Figure:
     epsilon = torch.logspace(-4, -0.02, 500, dtype=torch.float64)
     figure = Figure()
     axes = figure.subplots()
-    colours = mpl.colormaps["viridis"].resampled(len(EPISODES))
+    colours = mpl.colormaps["viridis"]
     for index, episode in enumerate(EPISODES):
         row = table.iloc[(table["episode"] - episode).abs().argmin()]
         density = Beta(row["alpha"], row["beta"]).log_prob(epsilon).exp() * epsilon
         label = f"{row['episode']:.0f}: ε = {row['alpha'] / (row['alpha'] + row['beta']):.3f}"
-        axes.plot(epsilon, density, color=colours(index), label=label)
+        axes.plot(
+            epsilon, density, color=colours(0.3 + 0.65 * index / (len(EPISODES) - 1)), label=label
+        )
     axes.set(
         xscale="log",
         xlabel="ε",
