@@ -25,8 +25,8 @@ if [ "$(cat .venv/.installed 2>/dev/null)" != "$stamp" ]; then
   # torch first and pinned: whatever comes after finds it installed.
   echo "[2/3] torch"
   pip_install torch || exit 1
-  echo "[3/3] the library, and what trains, draws and tests"
-  pip_install -e '.[experiments,examples,dev]' || exit 1
+  echo "[3/3] the library, and what trains, draws, tests and documents"
+  pip_install -e '.[experiments,examples,dev,docs]' || exit 1
   kill "$teller"
   echo "$stamp" > .venv/.installed
   echo ".venv is ready."

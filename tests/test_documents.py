@@ -9,31 +9,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from documents import DOCUMENTS, GUIDES, ROOT, relative
 
 from bmc_torchrl.analysis.comparison import compare
 from bmc_torchrl.analysis.overviews import experiment_tables, readme_table
 from bmc_torchrl.analysis.published_workbooks import read_published
 from bmc_torchrl.analysis.summaries import read_results, result_folders
 
-ROOT = Path(__file__).parents[1]
-GUIDES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CHANGELOG.md",
-    ROOT / "SECURITY.md",
-    *GUIDES,
-    ROOT / "results/study/README.md",
-]
 CITING = [
     path
     for folder in ("bmc_torchrl", "configs", "tests", "scripts", "docs")
     for path in sorted((ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".yaml", ".md")
 ]
-
-
-def relative(path: Path) -> str:
-    return str(path.relative_to(ROOT))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
@@ -143,3 +131,9 @@ def test_the_tables_of_results_are_those_of_the_results_folder() -> None:
     for name, written in (("README.md", readme_table), ("docs/results.md", experiment_tables)):
         text = (ROOT / name).read_text()
         assert text.split("<!-- results -->\n")[1].split("<!-- /results -->")[0] == written(found)
+
+
+def test_the_readme_is_a_front_door() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 100
+    assert [line for line in lines if len(line) > 120] == []

@@ -15,11 +15,20 @@ from bmc_torchrl.analysis.tables import write_atomically
 from bmc_torchrl.analysis.titles import METRIC_TITLES, TRUCK_RULES, experiment_title
 from bmc_torchrl.errors import ResultsError
 
-__all__ = ["experiment_tables", "overview_table", "readme_table", "write_between_marks"]
+__all__ = [
+    "experiment_tables",
+    "full_table",
+    "overview_table",
+    "readme_table",
+    "write_between_marks",
+]
+
+NOT_IN_README = ("last 50", "pairs", "wall time")
+"""Columns that would make a row too wide to read in a terminal."""
 
 
-def readme_table(found: Iterable[Results]) -> str:
-    """The README's table in Markdown: how ε-BMC did, beside the published rank, by experiment.
+def full_table(found: Iterable[Results]) -> str:
+    """How ε-BMC did, beside the published rank, by experiment, in Markdown.
 
     Ranks are by AUC among the strategies that were run under the same truck-cost rule, with a 95 %
     bootstrap interval; |z| is against the published data.
@@ -28,10 +37,17 @@ def readme_table(found: Iterable[Results]) -> str:
     return _markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
+def readme_table(found: Iterable[Results]) -> str:
+    """The same, as narrow as the README is."""
+    rows = [_row(results) for results in found]
+    kept = [name for name in rows[0] if name not in NOT_IN_README]
+    return _markdown(kept, [[row[name] for name in kept] for row in rows])
+
+
 def overview_table(found: Iterable[Results]) -> Table:
     """The same to print, with what was left out of the published experiments."""
     rows = [{**_row(results), "reduced": results.reduction[9:] or "no"} for results in found]
-    left_out = ("published rank", "wall time", "median |z| (pairs)")
+    left_out = ("published rank", "wall time", "median |z|", "pairs")
     shown = Table(title="Results so far; ± is one standard error over runs")
     for name in rows[0]:
         if name not in left_out:
@@ -78,7 +94,7 @@ def _row(results: Results) -> dict[str, str]:
         "last 50": _with_error(bmc["last_50"], bmc["last_50_se"]),
         "rank (95 %)": _rank(results, "bmc"),
         "published rank": "—" if published is None else f"{published} of 22{mixed}",
-        "median |z| (pairs)": _agreement(results),
+        **_agreement(results),
         "best strategy": f"{title} ({_with_error(table['auc'][best], table['auc_se'][best])})",
         "wall time": "—"
         if results.timings is None
@@ -135,11 +151,11 @@ def _interval(row: pd.Series) -> str:
     return "—" if pd.isna(low) else f"{low:.2f} to {high:.2f}"
 
 
-def _agreement(results: Results) -> str:
+def _agreement(results: Results) -> dict[str, str]:
     if results.comparison is None:
-        return "—"
+        return {"median |z|": "—", "pairs": "—"}
     every = Comparison(results.comparison).medians().set_index("metric").loc["all"]
-    return f"{every['median']:.2f} ({every['pairs']:.0f})"
+    return {"median |z|": f"{every['median']:.2f}", "pairs": f"{every['pairs']:.0f}"}
 
 
 def _z_scores(results: Results) -> dict[tuple[str, str], str]:

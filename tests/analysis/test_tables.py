@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bmc_torchrl.analysis.overviews import experiment_tables, readme_table
+from bmc_torchrl.analysis.overviews import experiment_tables, full_table, readme_table
 from bmc_torchrl.analysis.scoring import EXPERIMENTS, MEASURES, TRUCK_OPTIMA, measure
 from bmc_torchrl.analysis.summaries import (
     METRICS,
@@ -213,10 +213,14 @@ def test_the_readme_table_puts_our_rank_beside_the_published_one(tmp_path: Path)
     steps = np.repeat([[[30.0]], [[25.0]], [[40.0]]], 5, axis=1) + np.arange(5)[:, None] / 10
     content = tidy("grid_sarsa", ["bmc", "vdbe_005", "fixed_01"], steps, -steps, steps / 100)
     write_results(content, tmp_path / "grid_sarsa", swept(600.0))
-    last = readme_table([read_results(tmp_path / "grid_sarsa")]).splitlines()[-1]
-    assert last == (
+    found = read_results(tmp_path / "grid_sarsa")
+    assert full_table([found]).splitlines()[-1] == (
         "| grid-world, expected SARSA | 5 | 30.20 ± 0.07 | 30.20 ± 0.07 | 2 (2–2) of 3 | 3 of 22 "
-        "| — | VDBE, σ = 0.05 (25.20 ± 0.07) | 10 min |"
+        "| — | — | VDBE, σ = 0.05 (25.20 ± 0.07) | 10 min |"
+    )
+    assert readme_table([found]).splitlines()[-1] == (
+        "| grid-world, expected SARSA | 5 | 30.20 ± 0.07 | 2 (2–2) of 3 | 3 of 22 "
+        "| — | VDBE, σ = 0.05 (25.20 ± 0.07) |"
     )
 
 
@@ -262,7 +266,7 @@ def test_a_recorded_comparison_is_in_the_tables_until_the_results_change(tmp_pat
     kept = pd.DataFrame(rows, columns=["strategy", "metric", "z", "informative"])
     kept.to_csv(tmp_path / "supply_dqn/comparison.csv", index=False)
     found = read_results(tmp_path / "supply_dqn")
-    assert "| 1.50 (6) |" in readme_table([found])
+    assert "| 1.50 | 6 |" in full_table([found])
     assert "| 1.5 | 1.5 | 1.5 | 1.5 | 1.5 | 1.5 |" in experiment_tables([found])
     assert two_rules(tmp_path).comparison is None
 
