@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ from bmc_torchrl.experiments.configs import configured_by, differences, flat, pl
 from bmc_torchrl.experiments.locks import only_job
 from bmc_torchrl.experiments.settings import require_integer, require_list, require_number
 from bmc_torchrl.experiments.study_dqn import learning_curves, random_returns
+from bmc_torchrl.experiments.study_finite import finite_scores
 from bmc_torchrl.signals import Interrupted, StopSignals
 
 __all__ = ["main"]
 
-PARTS = ("development", "held_out", "dqn")
-
-Job = Callable[[], tuple[pd.DataFrame, dict[str, Any]]]
+PARTS = ("development", "held_out", "noise", "dqn")
+FOLDERS = {"development": "finite", "held_out": "finite", "noise": "noise", "dqn": "dqn"}
 
 
 def decisive(settings: Mapping[str, Any], part: str, task: str) -> dict[str, Any]:
@@ -38,6 +38,10 @@ def decisive(settings: Mapping[str, Any], part: str, task: str) -> dict[str, Any
     entries = {entry["label"]: entry for entry in settings["sweep"]["strategies"]}
     if part == "dqn":
         entries = {label: entries[label] for label in half["strategies"]}
+    else:
+        noisy = {name for name, how in half["conditions"].items() if how["noise"]}
+        wanted = noisy if part == "noise" else half["conditions"].keys() - noisy
+        common["conditions"] = {n: how for n, how in half["conditions"].items() if n in wanted}
     found = {**common, "task": half["tasks"][task], "sweep": entries, "seed": settings["seed"]}
     return dict(json.loads(json.dumps(found)))
 
@@ -47,6 +51,8 @@ def tasks_of(settings: Mapping[str, Any], part: str) -> list[str]:
     if part == "dqn":
         return list(settings["dqn"]["tasks"])
     tasks = settings["finite"]["tasks"].items()
+    if part == "noise":
+        return [name for name, _ in tasks]
     return [name for name, task in tasks if task.get("held_out", False) == (part == "held_out")]
 
 
@@ -65,14 +71,14 @@ def finished(settings: Mapping[str, Any], part: str, task: str) -> dict[str, Any
 
 
 def _place(settings: Mapping[str, Any], part: str, task: str) -> Path:
-    return Path(settings["output"]) / ("dqn" if part == "dqn" else "finite") / task
+    return Path(settings["output"]) / FOLDERS[part] / task
 
 
 def compute(settings: Mapping[str, Any], part: str, task: str) -> float:
     """Run a task and keep its table; returns the seconds of CPU time it took."""
     began = time.process_time()
     config = decisive(settings, part, task)
-    table, known = _dqn_task(config)
+    table, known = _dqn_task(config) if part == "dqn" else (finite_scores(config, task), {})
     seconds = time.process_time() - began
     made = provenance(config, config["seed"]) | known | {"cpu_seconds": round(seconds, 1)}
     place = _place(settings, part, task)
