@@ -22,7 +22,7 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     ROOT / "SECURITY.md",
     *GUIDES,
-    ROOT / "results/study/README.md",
+    ROOT / "results/study/PREREGISTRATION.md",
 ]
 CITING = [
     path

@@ -23,6 +23,8 @@ from bmc_torchrl.experiments.locks import only_job
 from bmc_torchrl.experiments.settings import require_integer, require_list, require_number
 from bmc_torchrl.experiments.study_dqn import learning_curves, random_returns
 from bmc_torchrl.experiments.study_finite import finite_scores
+from bmc_torchrl.experiments.study_publishing import publish
+from bmc_torchrl.experiments.sweep import require_new
 from bmc_torchrl.signals import Interrupted, StopSignals
 
 __all__ = ["main"]
@@ -99,8 +101,19 @@ def left(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Parts and tasks that are to be run; those with networks until their minutes are spent."""
     for part in settings["parts"]:
         for task in tasks_of(settings, part):
-            if finished(settings, part, task) is None and not _spent(settings, part):
+            asked = settings["tasks"] is None or task in settings["tasks"]
+            if asked and finished(settings, part, task) is None and not _spent(settings, part):
                 yield part, task
+
+
+def all_finished(settings: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """How every finished task was made, by part and name."""
+    return {
+        (part, task): known
+        for part in PARTS
+        for task in tasks_of(settings, part)
+        if (known := finished(settings, part, task)) is not None
+    }
 
 
 def _spent(settings: Mapping[str, Any], part: str) -> bool:
@@ -114,6 +127,8 @@ def _spent(settings: Mapping[str, Any], part: str) -> bool:
 def check(settings: Mapping[str, Any]) -> None:
     """Raise for what cannot be run, before anything runs."""
     require_list(settings, "parts", list(PARTS))
+    if settings["tasks"] is not None:
+        require_list(settings, "tasks", [*settings["finite"]["tasks"], *settings["dqn"]["tasks"]])
     require_integer(settings, "seed", 0)
     for half in ("finite", "dqn"):
         require_integer(settings, f"{half}.runs", 2)
@@ -121,6 +136,8 @@ def check(settings: Mapping[str, Any]) -> None:
     for part in settings["parts"]:
         for task in tasks_of(settings, part):
             finished(settings, part, task)
+    if settings["results"] is not None:
+        require_new(Path(settings["results"]) / "provenance.json")
 
 
 @configured_by("study")
@@ -128,7 +145,8 @@ def main(cfg: DictConfig) -> None:
     """Run what is missing, then publish."""
     console, settings, output = Console(), plain(cfg), Path(cfg.output)
     check(settings)
-    with only_job(output / f".{'-'.join(cfg.parts)}.lock", str(output)), StopSignals() as signals:
+    lock = output / f".{'-'.join([*cfg.parts, *(cfg.tasks or [])])[:100]}.lock"
+    with only_job(lock, str(output)), StopSignals() as signals:
         for part, task in left(settings):
             console.print(f"{part} {task}", highlight=False)
             try:
@@ -138,3 +156,7 @@ def main(cfg: DictConfig) -> None:
                 stop.left = f"; finished tasks are kept in {cfg.output}, the same command goes on"
                 raise
             console.print(f"{part} {task}: {seconds:.0f} s of CPU time", highlight=False)
+        made = all_finished(settings)
+        if made:
+            publish(settings, made, [output, *([Path(cfg.results)] if cfg.results else [])])
+        console.print(f"{len(made)} tasks: {cfg.results or output}", highlight=False, markup=False)

@@ -23,8 +23,8 @@ __all__ = ["Bounds", "build_task", "finite_scores", "run_scores"]
 Array = NDArray[np.float64]
 
 SCHEDULES = ("constant", "geometric", "power", "linear", "linear_run")
-"""Families whose ε does not read rewards. Expected SARSA is linear in these, so that a run in another
-unit of reward has the same scores: it is not computed again."""
+"""Families whose ε does not read rewards. Expected SARSA is linear in these, so that a run in
+another unit of reward has the same scores: it is not computed again."""
 
 
 def finite_scores(config: Mapping[str, Any], name: str) -> pd.DataFrame:
