@@ -176,7 +176,7 @@ def _cube(scores: pd.DataFrame, measure: str) -> Array:
         index=["task", "condition"], columns="run", values=measure, sort=False, observed=True
     )
     tasks = scores["task"].nunique()
-    return wide.to_numpy().reshape(tasks, len(wide) // tasks, -1)
+    return np.asarray(wide.to_numpy().reshape(tasks, len(wide) // tasks, -1))
 
 
 def family_table(

@@ -45,8 +45,8 @@ def families_figure(families: pd.DataFrame, singles: Mapping[str, pd.DataFrame])
                 axes.set_title(f"{SPLITS[split]}, {measure}")
             labels = [f"{FAMILY_TITLES[e.family]} ({e.setting})" for e in order.itertuples()]
             row[0].set_yticks(range(len(order)), labels)
-        for axes in panels[-1]:
-            axes.set_xlabel("score: 0 random policy, 1 optimum; bar: IQM and 95 %, ◇ mean")
+        said = "score, 0 random policy, 1 optimum: line and bar are IQM and its 95 %, ◇ is the mean"
+        figure.supxlabel(said, fontsize=10)
     return figure
 
 
@@ -137,7 +137,7 @@ def dqn_figure(curves: pd.DataFrame, titles: Mapping[str, str], columns: int = 4
                 above.set_ylabel("greedy test return")
                 below.set_ylabel("ε")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(colours))
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -157,7 +157,7 @@ def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _two(value: float) -> str:
-    return "—" if pd.isna(value) else f"{value:.2f}"
+    return "—" if pd.isna(value) else f"{value:z.2f}"
 
 
 def _families(families: pd.DataFrame) -> str:
@@ -182,13 +182,21 @@ def _families(families: pd.DataFrame) -> str:
 def _differences(folder: Path) -> str:
     if not (folder / "differences.csv").exists():
         return ""
+    found = pd.read_csv(folder / "differences.csv")
+    found["shown"] = [
+        f"{row.difference:+.2f} [{row.difference_low:+.2f}, {row.difference_high:+.2f}]"
+        for row in found.itertuples()
+    ]
+    against = list(dict.fromkeys(found["against"]))
+    wide = found.pivot(index="strategy", columns=["against", "measure"], values="shown")
+    columns = [(other, measure) for other in against for measure in ("greedy", "online")]
     rows = [
-        [row["strategy"], row["against"], row["measure"], f"{row['difference']:+.2f} "
-         f"[{row['difference_low']:+.2f}, {row['difference_high']:+.2f}]"]
-        for row in pd.read_csv(folder / "differences.csv").to_dict("records")
-    ]  # fmt: skip
-    heading = ["strategy", "minus", "measure", "held-out tasks: difference [95 %]"]
-    return "### Differences on the held-out tasks\n\n" + _markdown(heading, rows)
+        [label, *wide.loc[label].reindex(columns).fillna("—")]
+        for label in dict.fromkeys(found["strategy"])
+    ]
+    heading = ["strategy", *(f"minus {other}: {measure}" for other, measure in columns)]
+    note = "Mean score minus the other's, with a 95 % paired bootstrap over tasks."
+    return f"### Differences on the held-out tasks\n\n{note}\n\n" + _markdown(heading, rows)
 
 
 def _scales(strategies: pd.DataFrame) -> str:
@@ -215,7 +223,7 @@ def _tasks(folder: Path) -> str:
     rows = []
     for task in dict.fromkeys(cells["task"]):
         best = means.loc[task].max()
-        scores = [f"**{v:.2f}**" if v == best else f"{v:.2f}" for v in means.loc[task]]
+        scores = [f"**{v:z.2f}**" if v == best else f"{v:z.2f}" for v in means.loc[task]]
         rows.append([f"{task}{' (held out)' if task in held else ''}", *scores])
     heading = ["task", *(FAMILY_TITLES[family] for family in shown)]
     return "### Task by task\n\nGreedy score of each family's single setting.\n\n" + _markdown(
@@ -234,8 +242,8 @@ def _dqn(folder: Path) -> str:
         for label in labels:
             row = by_title.loc[label]
             rows[-1].append(
-                f"{row['greedy']:.2f} [{row['greedy_low']:.2f}, {row['greedy_high']:.2f}] / "
-                f"{row['online']:.2f}"
+                f"{row['greedy']:z.2f} [{row['greedy_low']:z.2f}, {row['greedy_high']:z.2f}] / "
+                f"{row['online']:z.2f}"
             )
     heading = ["task", *labels]
     note = "Interquartile mean of the greedy score [95 %] / online; ten runs each."

@@ -111,13 +111,13 @@ class GreedyTests(Callback):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed + 1 + trainer.global_step)
             assert self.env.max_steps is not None
-            _, returns = greedy_tests(
+            returns = greedy_tests(
                 self.env,
                 pl_module.q_actor,
                 gamma=1.0,
                 max_steps=self.env.max_steps,
                 one_by_one=True,
-            )
+            )[1]
         self.found.append((pl_module.online.vector_steps, returns.mean(-1).numpy()))
         spent = time.process_time() - self.began
         print(f"  frame {self.found[-1][0]}, {spent:.0f} s of CPU", flush=True)

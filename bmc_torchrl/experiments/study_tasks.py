@@ -54,5 +54,10 @@ def in_random_order(mdp: FiniteMDP, seed: int) -> FiniteMDP:
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(mdp.num_states, mdp.num_actions, generator=generator).argsort(-1)
     index = order.unsqueeze(-1).expand_as(mdp.successors)
-    tables = (mdp.successors, mdp.probabilities, mdp.rewards, mdp.terminated)
-    return FiniteMDP(*(table.gather(1, index) for table in tables), mdp.start)
+    return FiniteMDP(
+        mdp.successors.gather(1, index),
+        mdp.probabilities.gather(1, index),
+        mdp.rewards.gather(1, index),
+        mdp.terminated.gather(1, index),
+        mdp.start,
+    )
