@@ -14,7 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bmc_torchrl.analysis.statistics import Interval, interquartile_mean, iqm_interval
+from bmc_torchrl.analysis.statistics import (
+    UNKNOWN,
+    Interval,
+    interquartile_mean,
+    iqm_interval,
+)
 
 __all__ = [
     "FAMILY_TITLES",
@@ -196,8 +201,9 @@ def family_table(
         family, settings (how many), parameters, single (its label), setting; for ``development``
         and ``held_out``: mean ``greedy_`` and ``online_`` scores of the single setting,
         ``tuned_``: greedy with the best setting of each cell, ``sensitivity_``: the difference;
-        ``dimensions``: parameters to tune per cell for 95 % of the tuned score; ``online_single``:
-        the setting that would have been chosen by online score.
+        ``dimensions``: parameters to tune per cell for 95 % of the tuned score; ``earning``: the
+        setting that would have been chosen by online score, with its ``earning_greedy_`` and
+        ``earning_online_`` scores.
     """
     is_held = cells["task"].isin(held_out)
     greedy = {split: _wide(cells[mask], "greedy") for split, mask in _splits(is_held)}
@@ -220,7 +226,15 @@ def family_table(
                     f"sensitivity_{split}": tuned - table[single].mean(),
                 }
         row["dimensions"] = dimensions(greedy["development"], parameters, single)
-        row["online_single"] = online["development"][labels].mean().idxmax()
+        earning = online["development"][labels].mean().idxmax()
+        row |= {
+            "earning": earning,
+            "earning_setting": members.set_index("strategy")["setting"][earning],
+        }
+        for split in greedy:
+            if len(greedy[split]):
+                row[f"earning_greedy_{split}"] = greedy[split][earning].mean()
+                row[f"earning_online_{split}"] = online[split][earning].mean()
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -297,7 +311,8 @@ def dqn_summary(by_task: Mapping[str, pd.DataFrame], counted: Sequence[str]) -> 
 
     Args:
         by_task: What :func:`dqn_scores` returns.
-        counted: Tasks in which something was learned; their rows together are called ``all``.
+        counted: Tasks in which something was learned; their rows together are called ``all``. The
+            others have no scores, as nothing says what 1 is.
     """
     rows = []
     measures = ("greedy", "online", "final")
@@ -305,7 +320,10 @@ def dqn_summary(by_task: Mapping[str, pd.DataFrame], counted: Sequence[str]) -> 
         for label, runs in found.groupby("strategy", sort=False):
             row: dict[str, Any] = {"task": task, "learned": task in counted, "strategy": label}
             for name in measures:
-                row |= iqm_interval(runs[[name]].to_numpy(), resamples=RESAMPLES).columns(name)
+                interval = UNKNOWN
+                if task in counted:
+                    interval = iqm_interval(runs[[name]].to_numpy(), resamples=RESAMPLES)
+                row |= interval.columns(name)
             row["epsilon_last"] = runs["epsilon_last"].mean()
             rows.append(row | {"greedy_return": runs["greedy_return"].mean()})
     for label in dict.fromkeys(row["strategy"] for row in rows) if len(counted) > 1 else ():

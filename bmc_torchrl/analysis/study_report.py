@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def profiles_figure(scores: Mapping[str, Mapping[str, Any]], titles: Mapping[str
     """
     levels = np.linspace(-0.2, 1, 121)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10, 4.2), layout="constrained")
+        figure = Figure(figsize=(11, 4.6), layout="constrained")
         for axes, (measure, found) in zip(
             figure.subplots(1, 2, sharey=True), scores.items(), strict=True
         ):
@@ -78,7 +79,7 @@ def profiles_figure(scores: Mapping[str, Mapping[str, Any]], titles: Mapping[str
             axes.set(xlabel=f"{measure} score τ", title=f"held-out tasks, {measure}")
         figure.axes[0].set_ylabel("fraction of runs above τ")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -145,9 +146,10 @@ def page_tables(folder: Path) -> str:
     """The generated part of docs/study.md, in Markdown, from the tables in `folder`."""
     families = pd.read_csv(folder / "families.csv")
     strategies = pd.read_csv(folder / "strategies.csv")
-    parts = [_families(families), _differences(folder), _scales(strategies), _tasks(folder)]
+    parts = [_families(families), _differences(folder)]
     if (folder / "dqn.csv").exists():
         parts.append(_dqn(folder))
+    parts += [_scales(strategies), _noise(folder), _tasks(folder), _cost(folder)]
     return "\n".join(part for part in parts if part)
 
 
@@ -176,7 +178,17 @@ def _families(families: pd.DataFrame) -> str:
                 for name in ("greedy", "online", "tuned", "sensitivity")
             ]
         rows.append(cells)
-    return "### One setting for all tasks, and one for each\n\n" + _markdown(heading, rows)
+    told = "### One setting for all tasks, and one for each\n\n" + _markdown(heading, rows)
+    heading = ["family", "chosen by online score"]
+    for split in splits:
+        heading += [f"{split.replace('_', '-')}: greedy", "online"]
+    order = families.sort_values(f"earning_online_{splits[-1]}", ascending=False)
+    rows = [
+        [FAMILY_TITLES[row["family"]], row["earning_setting"],
+         *(_two(row[f"earning_{m}_{split}"]) for split in splits for m in ("greedy", "online"))]
+        for row in order.to_dict("records")
+    ]  # fmt: skip
+    return f"{told}\n### The same, chosen by what training earned\n\n{_markdown(heading, rows)}"
 
 
 def _differences(folder: Path) -> str:
@@ -211,6 +223,40 @@ def _scales(strategies: pd.DataFrame) -> str:
     return f"### The unit of reward\n\n{note}\n\n" + _markdown(heading, rows)
 
 
+def _noise(folder: Path) -> str:
+    cells = pd.read_csv(folder / "cells.csv")
+    noisy = set(cells.loc[cells["condition"] == "noise", "task"])
+    if not noisy:
+        return ""
+    strategies = pd.read_csv(folder / "strategies.csv")
+    shown = strategies[(strategies["split"] == "development") & strategies["greedy_low"].notna()]
+    found = cells[cells["task"].isin(noisy) & cells["condition"].isin(["x1", "noise"])]
+    means = found.groupby(["strategy", "condition"])[["greedy", "online"]].mean().unstack()
+    columns = [(m, c) for m in ("greedy", "online") for c in ("x1", "noise")]
+    rows = [
+        [
+            FAMILY_TITLES[row.family],
+            row.setting,
+            *(_two(means.loc[row.strategy, c]) for c in columns),
+        ]
+        for row in shown.sort_values("strategy").itertuples()
+    ]
+    heading = ["family", "setting", "greedy: from 0", "from noise", "online: from 0", "from noise"]
+    note = f"Tables that start at 0 or at 0.1 · N(0, 1), rewards × 1, {len(noisy)} tasks."
+    return f"### Noise in the first values\n\n{note}\n\n" + _markdown(heading, rows)
+
+
+def _cost(folder: Path) -> str:
+    known = json.loads((folder / "provenance.json").read_text())["cpu_seconds"]
+    halves = {"in tables": "", "with networks": "dqn "}
+    minutes = {
+        half: sum(s for name, s in known.items() if name.startswith("dqn ") == bool(start)) / 60
+        for half, start in halves.items()
+    }
+    told = ", ".join(f"{spent:.0f} minutes {half}" for half, spent in minutes.items())
+    return f"CPU time of one core: {told}.\n"
+
+
 def _tasks(folder: Path) -> str:
     families = pd.read_csv(folder / "families.csv")
     cells = pd.read_csv(folder / "cells.csv")
@@ -241,10 +287,16 @@ def _dqn(folder: Path) -> str:
         rows.append([f"{task}{note}"])
         for label in labels:
             row = by_title.loc[label]
+            if pd.isna(row["greedy"]):
+                rows[-1].append(f"return {row['greedy_return']:.2f}")
+                continue
             rows[-1].append(
                 f"{row['greedy']:z.2f} [{row['greedy_low']:z.2f}, {row['greedy_high']:z.2f}] / "
                 f"{row['online']:z.2f}"
             )
     heading = ["task", *labels]
-    note = "Interquartile mean of the greedy score [95 %] / online; ten runs each."
+    note = (
+        "Interquartile mean of the greedy score [95 %] / online; ten runs each; 0 is the random "
+        "policy, 1 the best mean test of any strategy."
+    )
     return f"### With networks\n\n{note}\n\n" + _markdown(heading, rows)
