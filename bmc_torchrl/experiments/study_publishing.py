@@ -36,7 +36,7 @@ __all__ = ["publish"]
 
 READING = ("bmc", "scale_free", "vdbe", "wins")
 """Families whose ε depends on rewards."""
-COMPARED = ("bmc", "free_10", "wins", "linear")
+COMPARED = ("bmc", "free_10", "wins", "wins_100", "linear")
 """Settings that are compared with the families' best ones, whatever these are."""
 
 Made = Mapping[tuple[str, str], Mapping[str, Any]]
@@ -118,7 +118,11 @@ def _finite(
         "scales": scales_figure(cells, shown, titles),
     }
     if held:
-        tables["differences"] = _differences(cells[cells["task"].isin(held)], families, named)
+        compared = {"held-out": cells[cells["task"].isin(held)]}
+        if len(noisy):
+            compared["from noise"] = cell_means(noisy)
+        found = [_differences(c, families, named).assign(tasks=t) for t, c in compared.items()]
+        tables["differences"] = pd.concat(found)
         by_measure = {m: _profiles(of_split["held_out"], families, m) for m in MEASURES}
         called = {
             row.family: f"{FAMILY_TITLES[row.family]} ({row.setting})"
@@ -138,7 +142,7 @@ def _profiles(scores: pd.DataFrame, families: pd.DataFrame, measure: str) -> dic
 
 
 def _differences(cells: pd.DataFrame, families: pd.DataFrame, named: pd.DataFrame) -> pd.DataFrame:
-    """Single settings on held-out tasks, minus ε-BMC's and minus the best family's."""
+    """Single settings, and those compared anyway, minus ε-BMC's and minus the best family's."""
     titles = {
         row.strategy: f"{FAMILY_TITLES[row.family]} ({row.setting})" for row in named.itertuples()
     }

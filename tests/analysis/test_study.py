@@ -123,35 +123,60 @@ def committed(name: str) -> pd.DataFrame:
     return pd.read_csv(RESULTS / f"{name}.csv")
 
 
-def test_what_the_page_says_of_the_held_out_tasks_is_so() -> None:
-    strategies = committed("strategies")
-    held = strategies[strategies["split"] == "held_out"].set_index("strategy")
+def means(split: str) -> pd.DataFrame:
+    found = committed("strategies")
+    return found[found["split"] == split].set_index("strategy")
+
+
+def difference(one: str, other: str, tasks: str, measure: str) -> pd.Series:
+    found = committed("differences").set_index(["strategy", "against", "tasks", "measure"])
+    return found.loc[one, other, tasks, measure]
+
+
+def test_what_the_page_says_of_families_is_so() -> None:
     families = committed("families").set_index("family")
-    assert len(held) == 43
-    assert held["online"].idxmax() == "free_10"
-    assert held.loc["free_10", "greedy"] >= held.loc["bmc", "greedy"]
     for split in ("development", "held_out"):
         assert families[f"greedy_{split}"].idxmax() == "wins"
         assert families[f"greedy_{split}"].idxmin() == "vdbe"
-    differences = committed("differences").set_index(["strategy", "against", "measure"])
-    best = "ε-BMC (α₀ = 10)"
-    assert (
-        differences.loc[
-            ("exploration wins (strength = 100, corrected = false)", best, "greedy"),
-            "difference_low",
-        ]
-        > 0
+    assert (families["dimensions"] == 1).all()
+    lost = families["sensitivity_development"]
+    assert (lost["bmc"] < lost[["constant", "linear", "linear_run", "geometric"]]).all()
+    ours, wins = "ε-BMC (α₀ = 10)", "exploration wins (strength = 100, corrected = false)"
+    assert difference(wins, ours, "held-out", "greedy")["difference_low"] > 0
+    for linear in (
+        "share of the run (ε₀ = 1, share = 1)",
+        "fixed frames (ε₀ = 1, frames = 100000)",
+    ):
+        assert difference(f"linear, {linear}", wins, "held-out", "greedy")["difference_high"] > 0
+
+
+def test_what_the_page_says_of_settings_is_so() -> None:
+    noise, held = means("noise"), means("held_out")
+    assert len(held) == len(noise) == 43
+    assert noise["online"].idxmax() == "bmc"
+    assert noise.loc["bmc", "greedy"] == pytest.approx(
+        noise.loc["linear_run_1", "greedy"], abs=0.02
     )
-    assert held.loc["wins_100", "online"] > held.loc["wins", "online"] + 0.05
-    constants = strategies[strategies["family"] == "constant"]
-    assert (
-        constants.loc[constants["split"] != "noise"]
-        .groupby("split")["greedy"]
-        .idxmax()
-        .map(strategies["strategy"])
-        .eq("fixed_1")
-        .all()
+    assert noise.loc["wins_uncorrected_100", "greedy"] - noise.loc["bmc_10", "greedy"] < (
+        held.loc["wins_uncorrected_100", "greedy"] - held.loc["bmc_10", "greedy"]
     )
+    assert (
+        noise.loc["free_10", ["greedy", "online"]] < noise.loc["bmc", ["greedy", "online"]]
+    ).all()
+    for split in ("development", "held_out"):
+        found = means(split)
+        assert found.loc["free_10", "online"] > found.loc["bmc", "online"]
+        assert found.loc["wins_100", "online"] > found.loc["wins", "online"] + 0.05
+        constants = found[found["family"] == "constant"]
+        assert constants["greedy"].idxmax() == "fixed_1"
+
+
+def test_what_the_page_says_of_networks_is_so() -> None:
+    every = committed("dqn").query("task == 'all'").set_index("strategy")["online"].sort_values()
+    assert every.index[0] == "wins"
+    assert set(every.index[-2:]) == {"bmc", "free_10"}
+    sea = committed("dqn").query("task == ['sea6', 'sea10']")
+    assert (sea.groupby("task")["greedy"].idxmin().map(sea["strategy"]) == "fixed_01").all()
 
 
 def test_what_the_page_says_of_units_is_so() -> None:

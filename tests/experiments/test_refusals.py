@@ -46,7 +46,7 @@ MISTAKES = {
     "reproduce overrides=['gamma=2']": "gamma must be a number in [0, 1], got 2",
     "reproduce overrides=['families.bmc.alpha0=-1']": "alpha0 must be positive",
     "study finite.runs=1": "finite.runs must be an integer of at least 2, got 1",
-    "study parts=[networks]": "unknown names ['networks']; known: development, held_out, noise, dqn",
+    "study parts=[networks]": "unknown names ['networks']; known: development, held_out",
     "study tasks=[lake5]": "unknown names ['lake5']; known: lake4, lake4_dry",
     "study dqn.minutes=-1": "minutes must be a number of at least 0, got -1",
     "sensitivity name=supply_sarsa": "name must be one of grid_sarsa, cart_sarsa; got 'supply_sar",
