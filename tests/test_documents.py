@@ -22,7 +22,7 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     ROOT / "SECURITY.md",
     *GUIDES,
-    ROOT / "results/study/PREREGISTRATION.md",
+    *sorted((ROOT / "results/study").glob("*.md")),
 ]
 CITING = [
     path
