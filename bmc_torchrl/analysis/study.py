@@ -115,12 +115,9 @@ def clustered_iqm(scores: Array, *, resamples: int = RESAMPLES, seed: int = 0) -
     Interval(estimate=1.0, low=1.0, high=1.0)
     """
     tasks, _, runs = scores.shape
-    generator, by_run = np.random.default_rng(seed), scores.swapaxes(1, 2)
-    rows = np.arange(tasks)[:, None]
-    samples = [
-        interquartile_mean(by_run[rows, generator.integers(runs, size=(tasks, runs))].ravel())
-        for _ in range(resamples)
-    ]
+    chosen = np.random.default_rng(seed).integers(runs, size=(resamples, tasks, runs))
+    drawn = scores.swapaxes(1, 2)[np.arange(tasks)[:, None], chosen].reshape(resamples, -1)
+    samples = interquartile_mean(drawn, axis=1)
     low, high = np.quantile(samples, [0.025, 0.975])
     return Interval(float(interquartile_mean(scores.ravel())), float(low), float(high))
 

@@ -100,6 +100,7 @@ def test_schedules_and_scale_free_strategies_score_the_same_in_another_unit(
     assert "vdbe_005" not in same
 
 
+@pytest.mark.slow
 def test_a_study_resumes_publishes_and_fills_its_page(tmp_path: Path) -> None:
     settings = reduced(tmp_path / "output")
     page = tmp_path / "page.md"
