@@ -13,7 +13,7 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     ROOT / "SECURITY.md",
     *GUIDES,
-    ROOT / "results/study/README.md",
+    *sorted((ROOT / "results/study").glob("*.md")),
 ]
 
 

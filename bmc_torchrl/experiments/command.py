@@ -18,7 +18,7 @@ COMMANDS = {
     "reproduce": ("bmc_torchrl.experiments.reproduce", "run the paper's sweep, or what is missing"),
     "compare": ("bmc_torchrl.experiments.compare", "judge results against the published data"),
     "figures": ("bmc_torchrl.experiments.figures", "draw the figures of results folders"),
-    "study": ("bmc_torchrl.experiments.study", "ε-BMC beside others on others' environments"),
+    "study": ("bmc_torchrl.experiments.study", "every strategy on finite MDPs and with networks"),
     "sensitivity": ("bmc_torchrl.experiments.sensitivity", "vary the prior and the rewards' scale"),
     "benchmark": ("bmc_torchrl.benchmarks.command", "ratios against peers"),
     "doctor": ("bmc_torchrl.experiments.doctor", "versions, devices, what is missing for what"),
