@@ -186,11 +186,12 @@
     let lesson = 0;
     let moment = null;
     let paper = null;
+    const papers = {};
     const charts = {};
 
     function compute() {
       root.trace = traceOf(settings);
-      paper = traceOf(paperSettings(settings.stream));
+      paper = papers[settings.stream] ??= traceOf(paperSettings(settings.stream));
       const last = root.trace.epsilon.length - 1;
       moment = Math.min(moment ?? Math.round(last * 0.7), last);
       find("#bmc-moment").max = last;
@@ -238,8 +239,9 @@
         yRange: [0, most],
         ends: episodeEnds,
       });
-      const both = [...trace.logEvidence, ...paper.logEvidence];
-      const [low, high] = [both.reduce((a, b) => Math.min(a, b)), both.reduce((a, b) => Math.max(a, b))];
+      const both = [trace.logEvidence, paper.logEvidence];
+      const low = Math.min(...both.map((sums) => Math.min(...sums)));
+      const high = Math.max(...both.map((sums) => Math.max(...sums)));
       charts.evidence = overTime(find("[data-chart=evidence]"), {
         own: trace.logEvidence,
         paper: paper.logEvidence,
@@ -247,7 +249,7 @@
         height: 190,
         yRange: [Math.min(low * 1.05, -0.01), Math.max(high * 1.05, 0)],
       });
-      const density = ({ alpha, beta }) => (x) => betaDensity(x, alpha[moment], beta[moment]);
+      const density = ({ alpha, beta }) => betaDensity(alpha[moment], beta[moment]);
       const mean = trace.epsilon[moment];
       densities(find("[data-chart=density]"), { own: density(trace), paper: density(paper), mean, height: 190 });
       showNumbers(mean);

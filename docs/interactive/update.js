@@ -88,9 +88,10 @@ globalThis.bmcUpdate = (() => {
     return shifted + (x - 0.5) * Math.log(x) - x + Math.log(2 * Math.PI) / 2 + series;
   }
 
-  function betaDensity(x, alpha, beta) {
+  // The density of Beta(alpha, beta), a function on (0, 1).
+  function betaDensity(alpha, beta) {
     const scale = logGamma(alpha + beta) - logGamma(alpha) - logGamma(beta);
-    return Math.exp(scale + (alpha - 1) * Math.log(x) + (beta - 1) * Math.log1p(-x));
+    return (x) => Math.exp(scale + (alpha - 1) * Math.log(x) + (beta - 1) * Math.log1p(-x));
   }
 
   return { betaDensity, returnsOf, walk };

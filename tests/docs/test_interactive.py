@@ -180,8 +180,7 @@ def test_the_density_is_that_of_the_beta_distribution(
 ) -> None:
     mean = alpha / (alpha + beta)
     points = [mean / 2, mean, (1 + mean) / 2]
-    call = f"bmcUpdate.betaDensity(x, {alpha}, {beta})"
-    found = page.evaluate(f"{json.dumps(points)}.map((x) => {call})")
+    found = page.evaluate(f"{json.dumps(points)}.map(bmcUpdate.betaDensity({alpha}, {beta}))")
     exact = torch.tensor([alpha, beta, *points], dtype=torch.float64)
     expected = Beta(exact[0], exact[1]).log_prob(exact[2:]).exp()
     torch.testing.assert_close(
