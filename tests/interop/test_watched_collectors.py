@@ -6,16 +6,17 @@ import importlib
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import SERVED
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.collectors import MultiAsyncCollector
@@ -23,7 +24,6 @@ from torchrl.collectors import MultiAsyncCollector
 from bmc_torchrl import BMCEpsilon
 from bmc_torchrl.interop.watched_collectors import watched, worker_processes
 
-ROOT = Path(__file__).parents[2]
 WARMUP = 200
 BATCHES_BEFORE_THE_KILL = 8
 
@@ -81,7 +81,9 @@ def found_in(error: BaseException, name: str) -> Any:
 
 def play(name: str, start: str, folder: Path) -> None:
     """In a process of its own: the example with a worker killed, then (forked) to its end."""
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # For Ray's workers.
     torch.multiprocessing.set_start_method(start, force=True)
     module, killer = importlib.import_module(name), Killer()
     module.watched = killer.watched
@@ -104,15 +106,10 @@ def play(name: str, start: str, folder: Path) -> None:
 
 
 def played(name: str, folder: Path, start: str = "fork") -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, name, start, folder],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "scripts/examples")},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
+    process = SERVED.Process(target=play, args=(name, start, folder))
+    process.start()
+    process.join(500)
+    assert process.exitcode == 0
     return torch.load(folder / "result.pt", weights_only=True)
 
 
@@ -277,7 +274,3 @@ def test_another_order_of_workers_matters_little_and_one_stream_after_another_mu
     assert ((another > 0) & (another < 1e-3)).all()
     assert 1e-4 < concatenated[0] < 0.05
     assert (concatenated[1:] > 0.2).all()
-
-
-if __name__ == "__main__":
-    play(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
