@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import SERVED
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.collectors import MultiAsyncCollector
@@ -24,6 +24,7 @@ from torchrl.collectors import MultiAsyncCollector
 from bmc_torchrl import BMCEpsilon
 from bmc_torchrl.interop.watched_collectors import watched, worker_processes
 
+ROOT = Path(__file__).parents[2]
 WARMUP = 200
 BATCHES_BEFORE_THE_KILL = 8
 
@@ -83,7 +84,6 @@ def play(name: str, start: str, folder: Path) -> None:
     """In a process of its own: the example with a worker killed, then (forked) to its end."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # For Ray's workers.
     torch.multiprocessing.set_start_method(start, force=True)
     module, killer = importlib.import_module(name), Killer()
     module.watched = killer.watched
@@ -106,10 +106,26 @@ def play(name: str, start: str, folder: Path) -> None:
 
 
 def played(name: str, folder: Path, start: str = "fork") -> dict[str, Any]:
+    from commands import SERVED
+
     process = SERVED.Process(target=play, args=(name, start, folder))
     process.start()
     process.join(500)
     assert process.exitcode == 0
+    return torch.load(folder / "result.pt", weights_only=True)
+
+
+def played_in_a_fresh_interpreter(name: str, folder: Path) -> dict[str, Any]:
+    """Ray's workers find modules by the variable that the interpreter was started with."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, name, "fork", folder],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "scripts/examples")},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
     return torch.load(folder / "result.pt", weights_only=True)
 
 
@@ -190,7 +206,7 @@ def test_parallel_environments_are_stepped_with_the_learners_epsilon(tmp_path: P
 @pytest.mark.slow
 def test_rays_workers_act_with_the_epsilon_that_was_sent_to_them(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install -c constraints.txt '.[examples]'")
-    result = played("ray_collector", tmp_path)
+    result = played_in_a_fresh_interpreter("ray_collector", tmp_path)
     assert_every_batch_has_the_learners_epsilon(result)
     assert_leaves_out_the_warmup(result)
     assert_dies_well(result, tmp_path, "Worker exit type: SYSTEM_ERROR")
@@ -274,3 +290,7 @@ def test_another_order_of_workers_matters_little_and_one_stream_after_another_mu
     assert ((another > 0) & (another < 1e-3)).all()
     assert 1e-4 < concatenated[0] < 0.05
     assert (concatenated[1:] > 0.2).all()
+
+
+if __name__ == "__main__":
+    play(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
