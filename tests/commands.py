@@ -20,9 +20,10 @@ import pytest
 from bmc_torchrl.experiments.command import main
 
 # Children of a server that has imported what ``bmc`` needs and runs no threads: a fork of a process
-# that does, as pytest's does after a few hundred tests, may wait for ever.
-_SERVED = multiprocessing.get_context("forkserver")
-_SERVED.set_forkserver_preload(
+# that does, as pytest's does after a few hundred tests, may wait for ever; another interpreter
+# would first import for seven seconds.
+SERVED = multiprocessing.get_context("forkserver")
+SERVED.set_forkserver_preload(
     [f"bmc_torchrl.experiments.{name}" for name in ("train", "reproduce", "study", "sensitivity")]
 )
 
@@ -72,7 +73,7 @@ def started(folder: Path, *arguments: str, largest_file: int | None = None) -> P
     out, err = (folder / f".said.{number}.{name}" for name in ("out", "err"))
     out.touch()
     given = (folder, out, err, arguments, largest_file, dict(os.environ))
-    child = _SERVED.Process(target=_run, args=given)
+    child = SERVED.Process(target=_run, args=given)
     child.start()
     return Process(child, out, err)
 

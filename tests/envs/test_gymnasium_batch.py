@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
@@ -13,9 +11,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from commands import here
 from hydra.utils import instantiate
 from interruptions import interrupted
-from jobs import FOREIGN, ROOT, TABULAR, assert_identical, built, everything, settings, trained
+from jobs import FOREIGN, TABULAR, assert_identical, built, everything, settings, trained
 from tensordict import TensorDict
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import check_env_specs
@@ -305,13 +304,10 @@ def test_what_is_not_there_is_named_with_the_command(monkeypatch: pytest.MonkeyP
             built(*tiny(experiment))
 
 
-@pytest.mark.slow
-def test_the_command_refuses_a_bad_name_in_a_line(tmp_path) -> None:
+def test_the_command_refuses_a_bad_name_in_a_line(tmp_path, capsys) -> None:
     chosen = [*tiny("cartpole_dqn"), "domain.env.make.name=CartPool-v1"]
-    command = [sys.executable, ROOT / "scripts/train.py", *chosen]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
+    assert here(tmp_path, "train", *chosen) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("bmc train: Gymnasium cannot make 'CartPool-v1'")
     assert line.endswith(INSTALL)
     assert list(tmp_path.iterdir()) == []

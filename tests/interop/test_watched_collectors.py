@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ def found_in(error: BaseException, name: str) -> Any:
 
 def play(name: str, start: str, folder: Path) -> None:
     """In a process of its own: the example with a worker killed, then (forked) to its end."""
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.multiprocessing.set_start_method(start, force=True)
     module, killer = importlib.import_module(name), Killer()
@@ -104,8 +106,19 @@ def play(name: str, start: str, folder: Path) -> None:
 
 
 def played(name: str, folder: Path, start: str = "fork") -> dict[str, Any]:
+    from commands import SERVED
+
+    process = SERVED.Process(target=play, args=(name, start, folder))
+    process.start()
+    process.join(500)
+    assert process.exitcode == 0
+    return torch.load(folder / "result.pt", weights_only=True)
+
+
+def played_in_a_fresh_interpreter(name: str, folder: Path) -> dict[str, Any]:
+    """Ray's workers find modules by the variable that the interpreter was started with."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, name, start, folder],
+        [sys.executable, "-W", "ignore", __file__, name, "fork", folder],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "scripts/examples")},
         stderr=subprocess.PIPE,
         text=True,
@@ -193,7 +206,7 @@ def test_parallel_environments_are_stepped_with_the_learners_epsilon(tmp_path: P
 @pytest.mark.slow
 def test_rays_workers_act_with_the_epsilon_that_was_sent_to_them(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install -c constraints.txt '.[examples]'")
-    result = played("ray_collector", tmp_path)
+    result = played_in_a_fresh_interpreter("ray_collector", tmp_path)
     assert_every_batch_has_the_learners_epsilon(result)
     assert_leaves_out_the_warmup(result)
     assert_dies_well(result, tmp_path, "Worker exit type: SYSTEM_ERROR")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import SERVED
 from jobs import ROOT, built, tiny, train, trained
 from lightning.pytorch.callbacks import Callback
 
@@ -64,10 +64,8 @@ def on_two_ranks(output: Path, *overrides: str, stop_after: int | None = None) -
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Not forked: autograd's threads do not survive that where a test has used them before.
-    context = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=_rank, args=(rank, port, output, list(overrides), stop_after))
+        SERVED.Process(target=_rank, args=(rank, port, output, list(overrides), stop_after))
         for rank in (0, 1)
     ]
     for process in ranks:
