@@ -133,6 +133,22 @@ def test_the_tables_of_results_are_those_of_the_results_folder() -> None:
         assert text.split("<!-- results -->\n")[1].split("<!-- /results -->")[0] == written(found)
 
 
+def test_the_readme_says_what_the_study_found() -> None:
+    table = pd.read_csv(ROOT / "results/study/strategies.csv")
+    held_out = table[table["split"] == "held_out"].set_index("strategy")
+    tests, earned = (
+        [f"{held_out[measure][label]:.2f}" for label in ("free_10", "linear_run_1")]
+        for measure in ("greedy", "online")
+    )
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"the default tests at {tests[0]} of the optimum, linear annealing over the whole run at "
+        f"{tests[1]}; while training they earn {earned[0]} and {earned[1]}." in text
+    )
+    cells = pd.read_csv(ROOT / "results/study/cells.csv")
+    assert f"On {cells[cells['held_out']]['task'].nunique()} held-out finite MDPs" in text
+
+
 def test_the_readme_is_a_front_door() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 100

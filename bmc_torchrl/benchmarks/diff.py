@@ -20,7 +20,7 @@ from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
-from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon, OneStepReturns
+from bmc_torchrl import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.benchmarks.timing import EFFORT, cost, seconds
 
 FRAMES, UPDATES, PAIRS = 1000, 100, 12
@@ -42,7 +42,7 @@ class Script:
         q_actor = QValueActor(network, in_keys=["observation"], spec=env.action_spec)
         self.learn_epsilon: Callable[[TensorDictBase], object]
         if adaptive:
-            explore = AdaptiveEGreedyModule(env.action_spec, strategy=BMCEpsilon(1.0, 1.01))
+            explore = AdaptiveEGreedyModule(env.action_spec)
             returns = OneStepReturns(q_actor, gamma=0.99)
             self.learn_epsilon = lambda data: explore.update(returns(data))
         else:

@@ -21,7 +21,7 @@ from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 from torchrl.modules import MLP, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
-from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon, OneStepReturns
+from bmc_torchrl import AdaptiveEGreedyModule, OneStepReturns
 
 torch.manual_seed(0)
 env = TransformedEnv(GymEnv("CartPole-v1", categorical_action_encoding=True), StepCounter())
@@ -44,7 +44,7 @@ annealed = EGreedyModule(env.action_spec, eps_init=1.0, eps_end=0.05, annealing_
 # transition.
 
 # %%
-explore = AdaptiveEGreedyModule(env.action_spec, BMCEpsilon(alpha0=1.0, beta0=1.01))
+explore = AdaptiveEGreedyModule(env.action_spec)
 returns = OneStepReturns(q_actor, gamma=0.99)
 policy = TensorDictSequential(q_actor, explore)
 

@@ -19,11 +19,11 @@ from torchrl.envs import GymEnv, StepCounter, TransformedEnv
 from torchrl.modules import MLP, QValueActor
 from torchrl.objectives import DQNLoss, SoftUpdate
 
-from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon, OneStepReturns
+from bmc_torchrl import AdaptiveEGreedyModule, OneStepReturns
 
 DIFF = """\
 - explore = EGreedyModule(env.action_spec, eps_init=1.0, eps_end=0.05, annealing_num_steps=5_000)
-+ explore = AdaptiveEGreedyModule(env.action_spec, strategy=BMCEpsilon(alpha0=1.0, beta0=1.01))
++ explore = AdaptiveEGreedyModule(env.action_spec)
 + returns = OneStepReturns(q_actor, gamma=0.99)
 ...
 -     explore.step(data.numel())
@@ -36,7 +36,7 @@ def train(frames: int, frames_per_batch: int = 50) -> list[dict[str, float]]:
     env.set_seed(0)
     network = MLP(in_features=4, out_features=2, num_cells=[64, 64], activation_class=nn.ReLU)
     q_actor = QValueActor(network, in_keys=["observation"], spec=env.action_spec)
-    explore = AdaptiveEGreedyModule(env.action_spec, strategy=BMCEpsilon(alpha0=1.0, beta0=1.01))
+    explore = AdaptiveEGreedyModule(env.action_spec)
     returns = OneStepReturns(q_actor, gamma=0.99)
     policy = TensorDictSequential(q_actor, explore)
     loss_module = DQNLoss(q_actor, action_space=env.action_spec, double_dqn=True)
