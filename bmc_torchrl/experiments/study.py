@@ -6,6 +6,7 @@ and from these tables, figures and provenance; with results=FOLDER also to a fol
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -82,12 +83,19 @@ def compute(settings: Mapping[str, Any], part: str, task: str) -> float:
     config = decisive(settings, part, task)
     table, known = _dqn_task(config) if part == "dqn" else (finite_scores(config, task), {})
     seconds = time.process_time() - began
-    made = provenance(config, config["seed"]) | known | {"cpu_seconds": round(seconds, 1)}
+    made = _code() | {"config": config, "seed": config["seed"]} | known
+    made["cpu_seconds"] = round(seconds, 1)
     place = _place(settings, part, task)
     write_csv(place.with_suffix(".csv"), table)
     content = json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False).encode()
     write_atomically(place.with_suffix(".json"), lambda stream: stream.write(content))
     return seconds
+
+
+@functools.cache
+def _code() -> dict[str, Any]:
+    """Command, commit and versions when this process began: the files may change while it runs."""
+    return provenance({}, seed=0)
 
 
 def _dqn_task(config: Mapping[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -145,6 +153,7 @@ def main(cfg: DictConfig) -> None:
     """Run what is missing, then publish."""
     console, settings, output = Console(), plain(cfg), Path(cfg.output)
     check(settings)
+    _code()
     lock = output / f".{'-'.join([*cfg.parts, *(cfg.tasks or [])])[:100]}.lock"
     with only_job(lock, str(output)), StopSignals() as signals:
         for part, task in left(settings):

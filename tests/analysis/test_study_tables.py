@@ -175,6 +175,12 @@ def test_what_the_page_says_of_networks_is_so() -> None:
     every = committed("dqn").query("task == 'all'").set_index("strategy")["online"].sort_values()
     assert every.index[0] == "wins"
     assert set(every.index[-2:]) == {"bmc", "free_10"}
+    greedy = committed("dqn").query("task == 'all'").set_index("strategy")
+    assert greedy["greedy"].idxmax() == "bmc"
+    assert greedy.loc["linear", "final"] > greedy.loc["bmc", "final"]
+    apart = greedy.index[greedy["greedy_high"] < greedy.loc["bmc", "greedy_low"]]
+    assert list(apart) == ["fixed_01"]
+    assert not set(committed("dqn")["task"]) & {"asterix", "freeway", "seaquest"}
     sea = committed("dqn").query("task == ['sea6', 'sea10']")
     assert (sea.groupby("task")["greedy"].idxmin().map(sea["strategy"]) == "fixed_01").all()
 
