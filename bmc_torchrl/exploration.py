@@ -65,7 +65,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         spec (TensorSpec, optional): the action spec (Categorical, OneHot, MultiCategorical,
             MultiOneHot or Binary, or a Composite that holds it), or None to set :attr:`spec` later.
         strategy (EpsilonStrategy, optional): the source of ε. Default: ε-BMC with α₀ = 10 and a
-            prior without a unit, which the study chose (docs/study.md).
+            prior without a unit (why: docs/study.md).
         action_key (NestedKey, optional): where the action is; nested keys explore per element of
             the sub-tensordict. Default: ``"action"``.
         action_mask_key (NestedKey, optional): where the mask of legal actions is. A row without a

@@ -671,7 +671,7 @@ class BMCEpsilon(EpsilonStrategy):
 def default_strategy(batch_shape: Sequence[int] = ()) -> BMCEpsilon:
     """ε-BMC where nothing is known of the task: α₀ = 10, and evidence without a unit.
 
-    The study (docs/study.md) chose it. The paper's grid-world prior is ``BMCEpsilon()``.
+    Why is said in docs/study.md. The paper's grid-world prior is ``BMCEpsilon()``.
 
     Args:
         batch_shape (sequence of int, optional): shape of the runs. Default: ``()``.
