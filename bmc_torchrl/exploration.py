@@ -28,9 +28,8 @@ from bmc_torchrl.functional import (
     uniform_return,
     values_left,
 )
-from bmc_torchrl.strategies import EpsilonStrategy
+from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
 from bmc_torchrl.strategies.base import PADDING_KEYS
-from bmc_torchrl.strategies.bmc import default_strategy
 
 __all__ = ["AdaptiveEGreedyModule", "OneStepReturns"]
 
@@ -64,8 +63,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
     Args:
         spec (TensorSpec, optional): the action spec (Categorical, OneHot, MultiCategorical,
             MultiOneHot or Binary, or a Composite that holds it), or None to set :attr:`spec` later.
-        strategy (EpsilonStrategy, optional): the source of ε. Default: ε-BMC with α₀ = 10 and a
-            prior without a unit (why: docs/study.md).
+        strategy (EpsilonStrategy, optional): the source of ε. Default: ε-BMC with the paper's
+            grid-world prior.
         action_key (NestedKey, optional): where the action is; nested keys explore per element of
             the sub-tensordict. Default: ``"action"``.
         action_mask_key (NestedKey, optional): where the mask of legal actions is. A row without a
@@ -90,7 +89,6 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
     Examples:
         >>> from tensordict import TensorDict
         >>> from torchrl.data import Categorical
-        >>> from bmc_torchrl import BMCEpsilon
         >>> explore = AdaptiveEGreedyModule(Categorical(4), BMCEpsilon(alpha0=1.0, beta0=1.01))
         >>> td = explore(TensorDict({"action": torch.zeros(3, dtype=torch.int64)}, [3]))
         >>> td["epsilon"], td["taken"]
@@ -137,7 +135,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         self.mask_keys = tuple(mask_keys)
         self.is_init_key = is_init_key
         self.explore = as_replacement(explore, temperature)
-        self.strategy = strategy if strategy is not None else default_strategy()
+        self.strategy = strategy if strategy is not None else BMCEpsilon()
         optional = [
             action_mask_key,
             self.action_value_key if self.explore.needs_value else None,

@@ -98,9 +98,9 @@ def core_line() -> str:
     from tensordict import TensorDict
     from torchrl.data import Categorical
 
-    from bmc_torchrl import AdaptiveEGreedyModule, BMCEpsilon
+    from bmc_torchrl import AdaptiveEGreedyModule
 
-    explore = AdaptiveEGreedyModule(Categorical(2), BMCEpsilon())
+    explore = AdaptiveEGreedyModule(Categorical(2))
     before = explore.eps.item()
     data = explore(TensorDict({"action": torch.zeros(1, dtype=torch.int64)}, [1]))
     data["greedy_return"], data["uniform_return"] = torch.ones(1), torch.zeros(1)

@@ -60,15 +60,7 @@ except ImportError:
 _foreach_copy: Callable[[list[Tensor], list[Tensor]], None] | None
 _foreach_copy = getattr(torch, "_foreach_copy_", None)
 
-__all__ = [
-    "BMCEpsilon",
-    "BMCPosterior",
-    "BMCRule",
-    "bmc_step",
-    "default_strategy",
-    "put",
-    "usable",
-]
+__all__ = ["BMCEpsilon", "BMCPosterior", "BMCRule", "bmc_step", "put", "usable"]
 
 LARGEST_RETURN = 1e100
 """Pairs of returns of a larger norm, infinite or NaN, are skipped."""
@@ -666,27 +658,6 @@ class BMCEpsilon(EpsilonStrategy):
         offline = ", update='offline'" if self.offline else ""
         posterior = f"alpha={shown(self.alpha)}, beta={shown(self.beta)}"
         return f"{super().extra_repr()}, {posterior}{states}{offline}"
-
-
-def default_strategy(batch_shape: Sequence[int] = ()) -> BMCEpsilon:
-    """ε-BMC where nothing is known of the task: α₀ = 10, and evidence without a unit.
-
-    Why is said in docs/study.md. The paper's grid-world prior is ``BMCEpsilon()``.
-
-    Args:
-        batch_shape (sequence of int, optional): shape of the runs. Default: ``()``.
-
-    Returns:
-        A new strategy.
-
-    Examples:
-        >>> default_strategy()
-        BMCEpsilon(
-          eps=0.4998, batch_shape=(), alpha=10, beta=10.01
-          (likelihood): StudentTLikelihood(mu0=0, tau0=1, a0=500, b0=running)
-        )
-    """
-    return BMCEpsilon(10.0, 10.01, prior=NormalGammaPrior(b0=None), batch_shape=batch_shape)
 
 
 def _named(alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor) -> dict[str, Tensor]:

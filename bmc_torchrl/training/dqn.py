@@ -36,8 +36,7 @@ from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.ring import Priorities
 from bmc_torchrl.learners.td import LossFunction
 from bmc_torchrl.learners.values import q_actor
-from bmc_torchrl.strategies import EpsilonStrategy, StrategyBank
-from bmc_torchrl.strategies.bmc import default_strategy
+from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy, StrategyBank
 from bmc_torchrl.training.compiled_steps import CompiledSteps
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
@@ -68,7 +67,7 @@ class EpsilonGreedyDQN(RecordedLearner):
         q_network (nn.Module or QValueActor): Observations ``[batch, …]`` to action values
             ``[batch, actions]``; with `runs`, one copy of the weights per run, such as
             :class:`~bmc_torchrl.learners.values.QNetwork`.
-        strategy (EpsilonStrategy): The source of ε, by default that of ``AdaptiveEGreedyModule``.
+        strategy (EpsilonStrategy): The source of ε, ε-BMC by default.
         explore (str or Replacement): What replaces an action: ``"uniform"``, ``"softmax"``,
             ``"zeta"``, or an object such as :class:`~bmc_torchrl.actions.RepeatedAction`. Returns
             and targets stay those of the greedy and the uniform policy.
@@ -114,7 +113,7 @@ class EpsilonGreedyDQN(RecordedLearner):
         >>> import gymnasium
         >>> import lightning as L
         >>> network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
-        >>> module = EpsilonGreedyDQN(lambda: gymnasium.make("CartPole-v1"), network)
+        >>> module = EpsilonGreedyDQN(lambda: gymnasium.make("CartPole-v1"), network, BMCEpsilon())
         >>> trainer = L.Trainer(max_steps=10, logger=False, enable_checkpointing=False,
         ...                     enable_progress_bar=False, enable_model_summary=False)
         >>> trainer.fit(module)
@@ -190,7 +189,7 @@ class EpsilonGreedyDQN(RecordedLearner):
         self.epoch_steps, self.chunk_steps = epoch_steps, chunk_steps
         self.max_grad_norm, self.updates_per_batch = max_grad_norm, updates_per_batch
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.strategy = self._checked(default_strategy() if strategy is None else strategy)
+        self.strategy = self._checked(BMCEpsilon() if strategy is None else strategy)
         self.replacement = as_replacement(explore)
         self.env = as_env(env, () if runs is None else (runs,), "cpu")
         self._make_policy(_actor(self.env, q_network, observation_key))

@@ -64,11 +64,10 @@ def test_every_form_of_the_spec_draws_the_same_actions(form, one_hot, nested):
     assert spec == kept
 
 
-def test_the_default_is_epsilon_bmc_without_a_unit():
+def test_the_default_is_the_papers_prior():
     explore = AdaptiveEGreedyModule(action_spec(False))
     assert isinstance(explore.strategy, BMCEpsilon)
-    assert float(explore.eps) == pytest.approx(10 / 20.01)
-    assert float(explore.strategy.likelihood.b0) == 0.0
+    assert float(explore.eps) == pytest.approx(1 / 2.01)
 
 
 def test_a_trainers_partial_builds_it():
@@ -99,7 +98,7 @@ def test_keys_are_declared(nested):
 
 def test_the_records_may_go_elsewhere():
     keys = {"epsilon_key": ("log", "eps"), "taken_key": ("log", "ours")}
-    explore = AdaptiveEGreedyModule(action_spec(False), BMCEpsilon(), **keys)
+    explore = AdaptiveEGreedyModule(action_spec(False), **keys)
     td = explore(observed(RUNS))
     torch.testing.assert_close(td["log", "eps"], torch.full(RUNS, 1 / 2.01))
     assert td["log", "ours"].all()
@@ -205,7 +204,7 @@ def test_on_a_device_what_was_acted_on_is_acted_on_again():
 def test_long_use_without_updates_warns_once(use):
     explore = AdaptiveEGreedyModule(action_spec(False))
     explore.PATIENCE = 5
-    expected = r"used 5 times and ε is still 0\.5.*update\(returns"
+    expected = r"used 5 times and ε is still 0\.498.*update\(returns"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(4):
