@@ -45,7 +45,8 @@ def constraints(chosen: list[str]) -> str:
     return "\n".join(line for line in lines if name_of(line) not in named)
 
 
-def run(*command: object, folder: Path = ROOT) -> str:
+def run(*command: object, folder: Path = ROOT, endings: tuple[int, ...] = (0,)) -> str:
+    """What a command prints; the trial ends where one ends otherwise than expected."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=folder,
@@ -56,6 +57,8 @@ def run(*command: object, folder: Path = ROOT) -> str:
     )
     if done.returncode:
         print(done.stdout)
+    if done.returncode not in endings:
+        raise SystemExit(f"ended with {done.returncode}: {' '.join(map(str, command))}")
     return done.stdout
 
 
@@ -80,8 +83,9 @@ def main() -> None:
         run(python, "-m", "pip", "install", "-q", "--no-deps", wheel)
         minutes = (time.monotonic() - began) / 60
         print(f"installed in {minutes:.1f} min", file=sys.stderr)
-        pytest = (python.with_name("pytest"), "-p", "no:cacheprovider", "-q", "-m", "not slow")
-        *_, verdict = run(*pytest, *arguments.tests).strip().splitlines()
+        pytest = (python.with_name("pytest"), "-p", "no:cacheprovider", "-q", "-rf")
+        ran = run(*pytest, "-m", "not slow", *arguments.tests, endings=(0, 1))
+        *_, verdict = ran.strip().splitlines()
         ask = f"from importlib.metadata import version as v; print(*map(v, {SHOWN}), sep=' | ')"
         versions = run(python, "-c", ask, folder=folder).strip()
         (said,) = run(python, "--version").split()[1:]

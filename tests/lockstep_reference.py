@@ -173,6 +173,7 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
     torch.manual_seed(0)
     engine = make_dqn(domain, strategy, learner=PENALISED, **options)
     reference = ReferenceDQN(domain, STRATEGIES[strategy](engine.domain, RUNS))
+    before = flat_parameters(reference.network)
     key = "physics" if domain == "cart" else "state"
     engine.state.copy_(reference.carrier[key])
     engine.value.copy_(reference.actor(reference.carrier.clone())["action_value"].detach())
@@ -191,9 +192,25 @@ def compare_dqn(domain: str, strategy: str, steps: int, **options: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     trained = make_network(make_env(domain))
     engine.export(trained)
-    for ours, theirs in zip(trained.parameters(), reference.network.parameters(), strict=True):
-        # Adam divides by the gradient's size, so float32's rounding of small gradients shows.
-        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=2e-3)
+    assert_learned_alike(trained, reference.network, before)
+
+
+def flat_parameters(network: QNetwork) -> Tensor:
+    """All parameters of each run, ``[runs, parameters]``."""
+    return torch.cat([p.detach().flatten(1) for p in network.parameters()], 1).clone()
+
+
+def assert_learned_alike(ours: QNetwork, theirs: QNetwork, before: Tensor) -> None:
+    """Equal to 1e-4 of what was learned in most runs, and to 1e-2 in all.
+
+    Products are summed in another order, by torch in one that depends on the processor. Where that
+    decides whether a unit is off, Adam makes of a gradient that is rounding error as large a step
+    as of any other, and the run differs from there on.
+    """
+    a, b = flat_parameters(ours), flat_parameters(theirs)
+    difference = (a - b).norm(dim=1) / (b - before).norm(dim=1)
+    assert difference.median() < 1e-4
+    assert (difference < 1e-2).all()
 
 
 class ReferenceSarsa:

@@ -13,8 +13,10 @@ import torch
 import bmc_torchrl
 
 ROOT = Path(__file__).parents[1]
+TUTORIALS = ROOT / "scripts/site/tutorials.py"
+"""It runs this repository's tutorials, part by part, when the site is built."""
 SOURCES = sorted(Path(bmc_torchrl.__file__).parent.rglob("*.py")) + sorted(
-    (ROOT / "scripts").rglob("*.py")
+    path for path in (ROOT / "scripts").rglob("*.py") if path != TUTORIALS
 )
 UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "shelve", "joblib"}
 UNSAFE_CALLS = {

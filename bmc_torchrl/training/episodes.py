@@ -62,8 +62,8 @@ class EpisodeLog(KeepsPrecision):
         self.register_buffer("stopped", torch.zeros(runs, dtype=torch.bool))
         self.register_buffer("ended", torch.zeros(runs, dtype=torch.int64))
         self.register_buffer("tested", torch.zeros(runs, dtype=torch.int64))
-        # Of the episode under way: steps, rewards, ε and losses, summed.
-        self.register_buffer("running", torch.zeros(4, runs))
+        # Of the episode under way: steps, rewards, ε and losses, summed as Python does.
+        self.register_buffer("running", torch.zeros(4, runs, dtype=torch.float64))
         shape = (runs, self.episodes)
         self.register_buffer("measured", torch.full((len(MEASURED), *shape), torch.nan))
         empty = torch.full((len(self.names), *shape), torch.nan, dtype=torch.float64)
