@@ -330,7 +330,7 @@ class OnlineLearning:
 
     def write_running(self) -> None:
         """Give the log what only the host has counted so far."""
-        self.log.running.copy_(torch.tensor(self._running).T)
+        self.log.running.copy_(torch.tensor(self._running, dtype=torch.float64).T)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on exactly from here: environments, replay, random numbers."""
