@@ -16,6 +16,7 @@ import lightning as L
 import numpy as np
 import pandas as pd
 import torch
+import wandb
 from torch import nn
 
 from bmc_torchrl import BMCEpsilon
@@ -101,3 +102,4 @@ assert abs(found["eval/return"] - (1.0 - 0.1 * (FIELDS - 2))) < 1e-5
 with torch.no_grad():
     values = module(torch.eye(FIELDS))[:-1]
 assert (values.argmax(-1) == 1).all(), "every field but the door should lead right"
+wandb.finish()  # A script's end does it, a notebook does not.
