@@ -464,8 +464,8 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
             )
         self.q_actor, self.gamma = q_actor, gamma
         self.action_value_key = action_value_key
-        self.action_mask_key = action_mask_key or _first(q_actor, "action_mask_key")
-        self._sizes = _first(q_actor, "var_nums")
+        self.action_mask_key = action_mask_key or _attribute(q_actor, "action_mask_key")
+        self._sizes = _attribute(q_actor, "var_nums")
         # The modules, because their tensors may be moved; in a list, to be registered only once.
         self._supports = [part for part in q_actor.modules() if hasattr(part, "support")]
         self.reward_key, self.terminated_key = reward_key, terminated_key
@@ -579,7 +579,7 @@ def _below(root: str, key: NestedKey) -> NestedKey:
     return (root, *key) if isinstance(key, tuple) else (root, key)
 
 
-def _first(module: nn.Module, name: str) -> Any:
+def _attribute(module: nn.Module, name: str) -> Any:
     """The first not-None attribute `name` of a module or what it contains."""
     found = (getattr(part, name, None) for part in module.modules())
     return next((value for value in found if value is not None), None)
