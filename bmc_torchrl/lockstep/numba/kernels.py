@@ -229,7 +229,7 @@ def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
 
 
 _HAS_512 = binding.get_host_cpu_features().get("avx512f", False)
-_LANES, _HIGH = (16, 8) if _HAS_512 else (8, 4)
+_LANES, _HIGH = (16, 8) if _HAS_512 else (8, 6)
 _double, _single = _strip(_HIGH, 2, _LANES), _strip(8, 1, _LANES)
 
 
