@@ -27,10 +27,10 @@ from bmc_torchrl.strategies.compiled import OPTIONS
 
 __all__ = ["BETA1", "BETA2", "adam", "compile_kernels", "multiply", "transpose"]
 
-_FLOAT, _INDEX = ir.FloatType(), ir.IntType(64)
+_FLOAT, _INDEX, _SHORT = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _ARRAY = types.CPointer(types.float32)
 _FUSED = ("contract",)
-_ALIGN = ir.Constant(ir.IntType(32), 4)
+_ALIGN = ir.Constant(_SHORT, 4)
 _BLOCK = 8
 
 BETA1, BETA2 = 0.9, 0.999
@@ -115,10 +115,10 @@ class _Vectors:
 
     def first(self, count: Any) -> Any:
         """A mask of the first `count` lanes."""
-        numbers = ir.VectorType(_INDEX, self.lanes)
-        return self.builder.icmp_signed(
-            "<", ir.Constant(numbers, list(range(self.lanes))), self._splat(count, numbers)
-        )
+        # As wide as what it masks: of other widths a mask is made anew for every load.
+        numbers = ir.VectorType(_SHORT, self.lanes)
+        count = self._splat(self.builder.trunc(count, _SHORT), numbers)
+        return self.builder.icmp_signed("<", ir.Constant(numbers, list(range(self.lanes))), count)
 
     def splat(self, entry: Any) -> Any:
         """A number in every lane."""
@@ -126,11 +126,11 @@ class _Vectors:
 
     def _splat(self, entry: Any, kind: Any) -> Any:
         empty = ir.Constant(kind, ir.Undefined)
-        first = self.builder.insert_element(empty, entry, ir.Constant(ir.IntType(32), 0))
+        first = self.builder.insert_element(empty, entry, ir.Constant(_SHORT, 0))
         return self.shuffle(first, empty, [0] * self.lanes)
 
     def shuffle(self, first: Any, second: Any, lanes: list[int]) -> Any:
-        mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+        mask = ir.Constant(ir.VectorType(_SHORT, len(lanes)), lanes)
         return self.builder.shuffle_vector(first, second, mask)
 
     def times(self, number: Any, count: int) -> Any:
