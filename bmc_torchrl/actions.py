@@ -19,7 +19,7 @@ from torchrl.data import (
     TensorSpec,
 )
 
-from bmc_torchrl.functional import legal_action_at, normalised_value, zeta_cdf
+from bmc_torchrl.functional import legal_action_at, normalised_value, uniform_action, zeta_cdf
 from bmc_torchrl.precision import KeepsPrecision
 
 __all__ = [
@@ -127,7 +127,7 @@ class ActionLayout(NamedTuple):
         if mask is not None:
             masks = torch.split(mask, list(self.sizes), -1)
         indices = [
-            (column * size).long() if legal is None else legal_action_at(column, legal)
+            uniform_action(column, size) if legal is None else legal_action_at(column, legal)
             for column, size, legal in zip(columns, self.sizes, masks, strict=True)
         ]
         return self._encode(indices, like)

@@ -229,14 +229,20 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if action.device != epsilon.device:
             epsilon = self._moved(epsilon, action.device)
         if self._num_actions is not None and action.dtype == torch.int64:
-            # The numbers of two calls, in one.
-            draws = torch.rand((2, *action.shape), device=action.device)
-            acted = epsilon_greedy_action(action, epsilon, draws, self._num_actions)
+            acted = epsilon_greedy_action(action, epsilon, *self._chance(action))
         else:
             acted = self._explored(tensordict, action, epsilon)
         tensordict.set(self.action_key, acted)
         tensordict.set(self.epsilon_key, epsilon)
         return tensordict.set(self.taken_key, torch.ones_like(epsilon, dtype=torch.bool))
+
+    def _chance(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """A coin and a uniform action for each, drawn as ``EGreedyModule`` draws them."""
+        shape, device = action.shape, action.device
+        assert self._num_actions is not None
+        return torch.rand(shape, device=device), torch.randint(
+            self._num_actions, shape, device=device
+        )
 
     def _explored(self, tensordict: TensorDictBase, action: Tensor, epsilon: Tensor) -> Tensor:
         """The action of any layout, replaced with probability ε by a legal one."""

@@ -39,6 +39,7 @@ __all__ = [
     "precision_posterior",
     "prior_rate",
     "student_t_log_evidence_ratio",
+    "uniform_action",
     "uniform_return",
     "uniform_value",
     "values_left",
@@ -229,26 +230,42 @@ def legal_action_at(uniform: Tensor, action_mask: Tensor) -> Tensor:
 
 
 def epsilon_greedy_action(
-    greedy_action: Tensor, epsilon: Tensor, draws: Tensor, num_actions: int | Tensor
+    greedy_action: Tensor, epsilon: Tensor, coin: Tensor, random_action: Tensor
 ) -> Tensor:
-    """The ε-greedy action ([GSL19], Eq. (4)), from two uniform draws.
+    """The ε-greedy action ([GSL19], Eq. (4)), from a coin and a random action.
 
     Args:
-        greedy_action (Tensor): index of the greedy action, ``[*batch]``.
+        greedy_action (Tensor): ``[*batch]``.
         epsilon (Tensor): ``[*batch]``.
-        draws (Tensor): uniform on [0, 1), ``[2, *batch]``: the coin, and which action.
+        coin (Tensor): uniform on [0, 1), ``[*batch]``.
+        random_action (Tensor): ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> coin, epsilon = torch.tensor([0.2, 0.6]), torch.tensor(0.5)
+        >>> epsilon_greedy_action(torch.tensor([1, 1]), epsilon, coin, torch.tensor([3, 3]))
+        tensor([3, 1])
+    """
+    return torch.where(coin < epsilon, random_action, greedy_action)
+
+
+def uniform_action(draw: Tensor, num_actions: int | Tensor) -> Tensor:
+    """Any action, each as likely as the others, from a uniform draw.
+
+    Args:
+        draw (Tensor): uniform on [0, 1), ``[*batch]``.
         num_actions (int or Tensor): how many actions there are.
 
     Returns:
         int64 ``[*batch]``.
 
     Examples:
-        >>> draws = torch.tensor([[0.2, 0.6], [0.9, 0.9]])
-        >>> epsilon_greedy_action(torch.tensor([1, 1]), torch.tensor(0.5), draws, 4)
-        tensor([3, 1])
+        >>> uniform_action(torch.tensor([0.1, 0.9]), 4)
+        tensor([0, 3])
     """
-    coin, which = draws.unbind(0)
-    return torch.where(coin < epsilon, (which * num_actions).long(), greedy_action)
+    return (draw * num_actions).long()
 
 
 def normalised_value(action_value: Tensor, action_mask: Tensor | None = None) -> Tensor:

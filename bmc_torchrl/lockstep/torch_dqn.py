@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.lanes import Noise
-from bmc_torchrl.functional import epsilon_greedy_action, values_left
+from bmc_torchrl.functional import epsilon_greedy_action, uniform_action, values_left
 from bmc_torchrl.learners.settings import PublishedDQNSettings, RunSettings
 from bmc_torchrl.learners.values import QNetwork
 from bmc_torchrl.lockstep.compiling import CompiledOnce
@@ -216,7 +216,8 @@ class DQNLockstep(Lockstep):
         domain, before = self.domain, self.state
         index = domain.index(before) if self.needs_index else None
         epsilon = self._current_epsilon(index)
-        action = epsilon_greedy_action(self.value.argmax(-1), epsilon, act, domain.num_actions)
+        random = uniform_action(act[1], domain.num_actions)
+        action = epsilon_greedy_action(self.value.argmax(-1), epsilon, act[0], random)
         after, reward, terminated = domain.step(before, action, noise)
         done = terminated | (self.step_count + 1 >= domain.max_steps)
         flags = (done.float() + terminated.float()).unsqueeze(-1)

@@ -13,6 +13,7 @@ from bmc_torchrl.functional import (
     epsilon_greedy_action,
     greedy_return,
     mixture_return,
+    uniform_action,
     uniform_return,
     values_left,
 )
@@ -162,7 +163,7 @@ class TabularLockstep(Lockstep):
         value = self.table[lane, following]
         if self.before:
             best = self.greedy[lane, following].long()
-            self.action.copy_(epsilon_greedy_action(best, epsilon, act_next, domain.num_actions))
+            self.action.copy_(self._chosen(best, epsilon, act_next))
         masked = terminated if self.run.mask_terminated else None
         greedy = greedy_return(reward, value, self.gamma, terminated=masked)
         uniform = uniform_return(reward, value, self.gamma, terminated=masked)
@@ -181,8 +182,12 @@ class TabularLockstep(Lockstep):
     def _act(self, index: Tensor, draws: Tensor) -> Tensor:
         best = self.greedy[self.lane, index].long()
         epsilon = self._current_epsilon(index)
-        chosen = epsilon_greedy_action(best, epsilon, draws, self.domain.num_actions)
+        chosen = self._chosen(best, epsilon, draws)
         return torch.where(self.step_count == 0, chosen, self.action) if self.before else chosen
+
+    def _chosen(self, best: Tensor, epsilon: Tensor, draws: Tensor) -> Tensor:
+        random = uniform_action(draws[1], self.domain.num_actions)
+        return epsilon_greedy_action(best, epsilon, draws[0], random)
 
     def _learn(self, index: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """:func:`bmc_torchrl.learners.objectives.tabular_update` where a lane still learns."""

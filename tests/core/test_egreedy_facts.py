@@ -187,3 +187,16 @@ def test_keys_are_those_of_the_constructor(make):
     explore = make(Categorical(ACTIONS), action_key="chosen", action_mask_key="legal")
     assert explore.in_keys == ["chosen", "legal"]
     assert explore.out_keys[0] == "chosen"
+
+
+@pytest.mark.parametrize("batch", [(), (64,), (5, 7)])
+def test_the_same_seed_draws_the_very_actions_of_egreedy(batch):
+    theirs, ours = EGreedyModule(Categorical(7), 0.4, 0.4), Shim(Categorical(7), 0.4, 0.4)
+    for seed in range(20):
+        acted = []
+        for module in (theirs, ours):
+            torch.manual_seed(seed)
+            td = TensorDict({"action": torch.full(batch, 3)}, batch)
+            acted.append([module(td.clone())["action"] for _ in range(3)])
+        for mine, other in zip(*acted, strict=True):
+            assert torch.equal(mine, other)

@@ -122,9 +122,7 @@ def test_extreme_draws_stay_legal(dtype):
             assert fn.legal_action_at(uniform, mask) == position
             padded = torch.nn.functional.pad(mask, (2, 3))
             assert fn.legal_action_at(uniform, padded) == position + 2
-            draws = torch.stack([torch.zeros_like(uniform), uniform])
-            explore = torch.ones_like(uniform)
-            assert fn.epsilon_greedy_action(torch.tensor(0), explore, draws, actions) == position
+            assert fn.uniform_action(uniform, actions) == position
 
 
 def test_row_without_a_legal_action_gives_index_zero():
@@ -132,8 +130,8 @@ def test_row_without_a_legal_action_gives_index_zero():
 
 
 def test_coin_decides_between_the_greedy_and_the_drawn_action():
-    draws = tensor([[0.2, 0.3, 0.29], [0.9, 0.9, 0.1]])
-    chosen = fn.epsilon_greedy_action(torch.tensor([1, 1, 1]), tensor(0.3), draws, 5)
+    coin, drawn = tensor([0.2, 0.3, 0.29]), torch.tensor([4, 4, 0])
+    chosen = fn.epsilon_greedy_action(torch.tensor([1, 1, 1]), tensor(0.3), coin, drawn)
     assert chosen.tolist() == [4, 1, 0]
 
 

@@ -19,7 +19,12 @@ from bmc_torchrl.envs import (
 )
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
 from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
-from bmc_torchrl.functional import epsilon_greedy_action, greedy_return, uniform_return
+from bmc_torchrl.functional import (
+    epsilon_greedy_action,
+    greedy_return,
+    uniform_action,
+    uniform_return,
+)
 from bmc_torchrl.learners.objectives import tabular_update
 from bmc_torchrl.lockstep.numba.loops import CURVES, Rule, greedy_episodes
 from bmc_torchrl.lockstep.numba.tabular import NumbaTabularEngine, _scratch
@@ -48,10 +53,9 @@ class Reference:
 
     def act(self, state, epsilon, draws):
         values = self.table[torch.arange(len(state)), state]
-        draws = draws.float().unbind(-1)
-        return epsilon_greedy_action(
-            values.argmax(-1), epsilon, torch.stack(draws), values.shape[-1]
-        )
+        coin, which = draws.float().unbind(-1)
+        random_action = uniform_action(which, values.shape[-1])
+        return epsilon_greedy_action(values.argmax(-1), epsilon, coin, random_action)
 
     def move(self, action, uniform):
         if self.name == "grid_world":

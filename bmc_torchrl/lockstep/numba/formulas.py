@@ -109,7 +109,7 @@ def fill_normal(values: Array, bits: Array, scale: float) -> None:
 
 @compiled
 def epsilon_greedy(greedy: int, epsilon: Scalar, coin: Scalar, which: Scalar, actions: int) -> Any:
-    """``epsilon_greedy_action``, all in float32."""
+    """``epsilon_greedy_action`` of a ``uniform_action``, all in float32."""
     return np.int64(which * np.float32(actions)) if coin < epsilon else np.int64(greedy)
 
 
