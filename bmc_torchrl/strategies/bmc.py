@@ -22,7 +22,12 @@ from bmc_torchrl.functional import (
     mixture_return,
     welford_update,
 )
-from bmc_torchrl.likelihoods import Likelihood, NormalGammaPrior, StudentTLikelihood
+from bmc_torchrl.likelihoods import (
+    GaussianLikelihood,
+    Likelihood,
+    NormalGammaPrior,
+    StudentTLikelihood,
+)
 from bmc_torchrl.precision import PerRun, shown
 from bmc_torchrl.strategies.base import (
     SKIPPED,
@@ -152,6 +157,11 @@ def log_evidence_ratio_of(gap: Number, alpha: Number, beta: Number, a: Number, b
     return (a + 0.5) * math.copysign(ratio, lead)
 
 
+def gaussian_ratio_of(gap: Number, alpha: Number, beta: Number, variance: Number) -> Number:
+    """``gaussian_log_evidence_ratio`` of numbers."""
+    return -(beta - alpha) / (alpha + beta) * (gap * gap) / (2 * variance)
+
+
 def moments_matched(alpha: Number, beta: Number, ratio: Number) -> tuple[Number, Number]:
     """``beta_moment_match`` of numbers."""
     weaker = math.exp(-abs(ratio))
@@ -164,11 +174,12 @@ def moments_matched(alpha: Number, beta: Number, ratio: Number) -> tuple[Number,
 
 
 class BMCRule(ScalarRule):
-    """:func:`bmc_step` with the Student-t likelihood, for one run.
+    """:func:`bmc_step` for one run.
 
-    Parameters are μ₀, τ₀, a₀ and b₀ (or 0, see ``prior_rate``); memory is ε, α, β, the number, mean
-    and squared deviations of the returns, the log evidence ratios' sum, and how many transitions
-    were skipped.
+    Parameters are μ₀, τ₀, a₀ and b₀ (or 0, see ``prior_rate``) of the Student-t likelihood. With
+    a₀ = 0 returns are Gaussian, and b₀ is their variance, or 0 for the running one. Memory is ε, α,
+    β, the number, mean and squared deviations of the returns, the log evidence ratios' sum, and how
+    many transitions were skipped.
     """
 
     @staticmethod
@@ -201,12 +212,14 @@ class BMCRule(ScalarRule):
         shift = tau0 / (tau0 + count) * (mean - mu0) ** 2
         variance = m2 / max(count - 1, 1.0)
         if b0 == 0:
-            b0 = a0 * variance
-        a = a0 + count / 2
-        b = b0 + count / 2 * (variance + shift)
-        ratio = 0.0
+            b0 = (a0 if a0 > 0 else 1.0) * variance
+        ratio, gap = 0.0, greedy - uniform
+        if b0 > 0 and a0 > 0:
+            a, b = a0 + count / 2, b0 + count / 2 * (variance + shift)
+            ratio = log_evidence_ratio_of(gap, alpha, beta, a, b)
+        elif b0 > 0:
+            ratio = gaussian_ratio_of(gap, alpha, beta, b0)
         if b0 > 0:
-            ratio = log_evidence_ratio_of(greedy - uniform, alpha, beta, a, b)
             alpha, beta = moments_matched(alpha, beta, ratio)
         memory[0], memory[1], memory[2] = alpha / (alpha + beta), alpha, beta
         memory[3], memory[4], memory[5] = count, mean, m2
@@ -437,20 +450,20 @@ class BMCEpsilon(EpsilonStrategy):
         return _named(alpha, beta, variance, self.log_evidence) | causes
 
     def scalars(self) -> ScalarForm:
-        """Prior and posterior; online, with one Student-t posterior per run."""
+        """Prior and posterior; online, with one posterior per run."""
         if self.offline or self.num_states is not None:
             raise NoScalarFormError(
                 "Only ε-BMC with one posterior per run and online updates is a function of numbers."
             )
         prior = self.likelihood
-        if type(prior) is not StudentTLikelihood:
+        if not self._has_rule:
             raise NoScalarFormError(
-                "Only ε-BMC with the Student-t likelihood is a function of numbers, not with "
+                "Only ε-BMC with the package's own likelihoods is a function of numbers, not with "
                 f"{type(prior).__name__}."
             )
         return ScalarForm(
             BMCRule,
-            parameters=(prior.mu0, prior.tau0, prior.a0, prior.b0),
+            parameters=_rule_parameters(prior),
             memory=(self.eps, *self._remembered()),
         )
 
@@ -507,10 +520,12 @@ class BMCEpsilon(EpsilonStrategy):
         """Move the posterior, one step after the other."""
         greedy, uniform, taken, *more = columns
         one_step = greedy.ndim == len(self.batch_shape)
-        if self._has_rule and (one_step or not self.offline) and can_walk_in_place(greedy):
+        waits = self.offline and not one_step
+        if self._has_rule and not waits and can_walk_in_place(greedy):
             self._walk_in_place(greedy, uniform, taken, *more)
             return
-        if self._has_rule and not one_step and can_walk(greedy):
+        student = type(self.likelihood) is StudentTLikelihood
+        if student and not one_step and can_walk(greedy):
             self._walk_in_one(greedy, uniform, taken, *more)
             return
         learns = taken & usable(greedy, uniform)
@@ -536,7 +551,7 @@ class BMCEpsilon(EpsilonStrategy):
 
     @property
     def _has_rule(self) -> bool:
-        return type(self.likelihood) is StudentTLikelihood
+        return type(self.likelihood) in (StudentTLikelihood, GaussianLikelihood)
 
     def _walk_in_place(
         self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
@@ -555,9 +570,8 @@ class BMCEpsilon(EpsilonStrategy):
         where = [0 if buffer is None else buffer.data_ptr() for buffer in buffers]
         known: tuple[list[int], list[Any]] | None = self.__dict__.get("_known_memory")
         if known is None or known[0] != where:
-            assert isinstance(prior, StudentTLikelihood)
-            own = (prior.mu0, prior.tau0, prior.a0, prior.b0, *self._remembered())
-            known = self.__dict__["_known_memory"] = where, in_place(own)
+            own = in_place((*_rule_parameters(prior), *self._remembered()))
+            known = self.__dict__["_known_memory"] = where, own
         return known[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -658,6 +672,15 @@ class BMCEpsilon(EpsilonStrategy):
         offline = ", update='offline'" if self.offline else ""
         posterior = f"alpha={shown(self.alpha)}, beta={shown(self.beta)}"
         return f"{super().extra_repr()}, {posterior}{states}{offline}"
+
+
+def _rule_parameters(likelihood: Likelihood) -> tuple[Tensor, ...]:
+    """A likelihood's buffers as :class:`BMCRule` reads them."""
+    if isinstance(likelihood, GaussianLikelihood):
+        none = torch.zeros_like(likelihood.variance)
+        return none, none, none, likelihood.variance
+    assert isinstance(likelihood, StudentTLikelihood)
+    return likelihood.mu0, likelihood.tau0, likelihood.a0, likelihood.b0
 
 
 def _named(alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor) -> dict[str, Tensor]:

@@ -20,9 +20,9 @@ from bmc_torchrl.envs import (
 )
 from bmc_torchrl.envs.factored import ravel_index, unravel_index
 from bmc_torchrl.envs.poisson import poisson_cdf, poisson_demand
-from bmc_torchrl.functional import epsilon_greedy_action
+from bmc_torchrl.functional import epsilon_greedy_action, uniform_action
 from bmc_torchrl.learners.objectives import tabular_update
-from bmc_torchrl.likelihoods import NormalGammaPrior, StudentTLikelihood
+from bmc_torchrl.likelihoods import GaussianLikelihood, NormalGammaPrior, StudentTLikelihood
 from bmc_torchrl.lockstep.numba import formulas
 from bmc_torchrl.lockstep.numba.arguments import read_strategy
 from bmc_torchrl.strategies import (
@@ -141,8 +141,17 @@ def test_supply_kernel_steps_exactly_as_the_tensor_function(network, random):
     assert [r[2] for r in results] == reward.tolist()
 
 
-def test_bmc_kernel_is_bmc_step(random):
-    prior = NormalGammaPrior(mu0=0.3, tau0=2.0, a0=500.0, b0=20.0)
+@pytest.mark.parametrize(
+    ("likelihood", "parameters"),
+    [
+        (StudentTLikelihood(NormalGammaPrior(0.3, 2.0, 500.0, 20.0)), [0.3, 2.0, 500.0, 20.0]),
+        (StudentTLikelihood(NormalGammaPrior(0.0, 2.0, 500.0, None)), [0.0, 2.0, 500.0, 0.0]),
+        (GaussianLikelihood(3.0), [0.0, 0.0, 0.0, 3.0]),
+        (GaussianLikelihood(), [0.0, 0.0, 0.0, 0.0]),
+    ],
+    ids=["student", "scale-free", "gaussian", "running"],
+)
+def test_bmc_kernel_is_bmc_step(likelihood, parameters, random):
     alpha = 10 ** double(COUNT, random=random, low=-6, high=6)
     beta = alpha * 10 ** double(COUNT, random=random, low=-1, high=3)
     count = torch.randint(2000, (COUNT,), generator=random).double()
@@ -152,10 +161,10 @@ def test_bmc_kernel_is_bmc_step(random):
     greedy[:50] = torch.inf
     before = BMCPosterior(alpha, beta, count, mean, m2 * (count > 1))
     learns = usable(greedy, uniform)
-    after, ratio = bmc_step(before, greedy, uniform, learns, StudentTLikelihood(prior))
+    after, ratio = bmc_step(before, greedy, uniform, learns, likelihood)
     zeros = torch.zeros_like(alpha)
     memory = torch.stack([alpha / (alpha + beta), *before, zeros + 9, zeros], -1).numpy()
-    parameters, learn = np.array([0.3, 2.0, 500.0, 20.0]), called_rule(BMCRule.learn)
+    parameters, learn = np.array(parameters), called_rule(BMCRule.learn)
     for row, (q, u) in zip(memory, rows(greedy, uniform), strict=True):
         learn(parameters, row, row, 0, q, u, 0.0)
     expected = [after.alpha / (after.alpha + after.beta), *after, 9 + ratio, ~learns]
@@ -236,7 +245,9 @@ def test_epsilon_greedy_agrees_in_single_precision(random):
         greedy = torch.randint(actions, (COUNT,), generator=random)
         columns = (x.numpy() for x in (greedy, epsilon, *draws))
         result = [kernels.epsilon_greedy(*row, actions) for row in zip(*columns, strict=True)]
-        assert result == epsilon_greedy_action(greedy, epsilon, draws, actions).tolist()
+        random_action = uniform_action(draws[1], actions)
+        acted = epsilon_greedy_action(greedy, epsilon, draws[0], random_action)
+        assert result == acted.tolist()
 
 
 def tied(*size, random):

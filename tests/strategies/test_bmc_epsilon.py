@@ -241,15 +241,21 @@ def test_diagnostics_of_states_are_means_over_them():
     assert strategy.learned.tolist() == [40.0] * 4
 
 
+class AnotherLikelihood(StudentTLikelihood):
+    """Whose evidence nobody but itself knows."""
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"update": "offline"}, {"num_states": 3}, {"likelihood": GaussianLikelihood(1.0)}],
-    ids=["offline", "states", "gaussian"],
+    [{"update": "offline"}, {"num_states": 3}, {"likelihood": AnotherLikelihood()}],
+    ids=["offline", "states", "likelihood"],
 )
-def test_only_the_papers_form_is_a_function_of_numbers(options):
+def test_what_is_a_function_of_numbers(options):
     with pytest.raises(NoScalarFormError, match="Only ε-BMC with"):
         BMCEpsilon(**options).scalars()
     form = BMCEpsilon(2.0, 6.0, prior=NormalGammaPrior(1.0, 2.0, 3.0, 4.0)).scalars()
     assert form.rule is BMCRule
     assert [float(x) for x in form.parameters] == [1, 2, 3, 4]
     assert [float(x) for x in form.memory] == [0.25, 2, 6, 0, 0, 0, 0, 0]
+    gaussian = BMCEpsilon(likelihood=GaussianLikelihood(7.0)).scalars()
+    assert [float(x) for x in gaussian.parameters] == [0, 0, 0, 7]

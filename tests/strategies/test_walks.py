@@ -34,6 +34,23 @@ def test_bmc_walks_as_the_tensor_functions_do(
     assert (strategy.eps < 0.4).all()
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("variance", [None, 3.0])
+@pytest.mark.parametrize("options", [{}, {"num_states": 5}])
+def test_gaussian_evidence_walks_as_the_tensor_functions_do(
+    monkeypatch, shape, variance, options, random
+):
+    likelihood = GaussianLikelihood(variance)
+    build = lambda: BMCEpsilon(1.0, 1.5, likelihood=likelihood, batch_shape=shape, **options)  # noqa: E731
+    strategy, expected = build(), build()
+    data, taken = collected(shape, random)
+    strategy.update(data, taken)
+    by_tensors(monkeypatch, expected, data, taken)
+    assert_equal_states(strategy, expected)
+    assert (strategy.skipped["nonfinite"] > 0).all()
+    assert (strategy.eps < 0.4).all()
+
+
 def test_a_pooled_posterior_walks_by_time_and_then_by_environment(monkeypatch, random):
     strategy, expected = BMCEpsilon(prior=PRIOR), BMCEpsilon(prior=PRIOR)
     data, taken = collected((8,), random)
@@ -65,7 +82,7 @@ def test_one_call_walks_a_batch(monkeypatch, name, options, random):
     BMCEpsilon(**options).update(data)
     assert len(calls) == 1
     BMCEpsilon(likelihood=GaussianLikelihood(1.0), **options).update(data)
-    assert len(calls) == 1, "the rule has the Student-t likelihood only"
+    assert len(calls) == 1 + (not options), "the operator has the Student-t likelihood only"
 
 
 @pytest.mark.parametrize("states", [False, True])

@@ -45,6 +45,48 @@ def test_each_is_what_it_would_be_alone(shape, timed):
             assert not torch.equal(found[label], strategy.eps.expand(found[label].shape))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [(), RUNS])
+def test_steps_that_wait_are_learned_when_epsilon_is_asked_for(shape, masked):
+    told, updated = StrategyBank(everyone(), shape), StrategyBank(everyone(), shape)
+    steps = StrategyBank.MOST_WAITING + 20
+    data = transitions((*RUNS, steps))
+    for step in range(steps):
+        now = data[..., step].clone()
+        if masked and step >= 10:
+            now["collector"] = TensorDict({"mask": torch.rand(RUNS) < 0.5}, RUNS)
+        told.tell(now)
+        updated.update(now)
+        now.zero_()
+        if step == 30:
+            for label, epsilon in updated.epsilons().items():
+                torch.testing.assert_close(told.epsilons()[label], epsilon, rtol=1e-12, atol=0)
+    expected = updated.state_dict()
+    for name, value in told.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=0)
+
+
+def test_steps_that_wait_are_learned_in_one_update(monkeypatch):
+    bank, updates = StrategyBank({"bmc": BMCEpsilon()}), []
+    update = StrategyBank.update
+    monkeypatch.setattr(
+        StrategyBank, "update", lambda self, t: (updates.append(t.shape), update(self, t))[1]
+    )
+    for _ in range(bank.MOST_WAITING + 3):
+        bank.tell(transitions(RUNS))
+    assert updates == [(4 * bank.MOST_WAITING,)]
+    bank.epsilons()
+    assert updates[1:] == [(4 * 3,)]
+
+
+def test_a_bank_that_is_loaded_forgets_what_it_was_told():
+    bank = StrategyBank({"bmc": BMCEpsilon()})
+    before = {name: value.clone() for name, value in bank.state_dict().items()}
+    bank.tell(transitions(RUNS))
+    bank.load_state_dict(before)
+    assert all(torch.equal(value, before[name]) for name, value in bank.state_dict().items())
+
+
 def test_environments_that_share_an_epsilon_share_it_in_the_bank():
     data = transitions((3, 20))
     pooled, bank = BMCEpsilon(), StrategyBank({"bmc": BMCEpsilon()})
