@@ -44,6 +44,9 @@ class StrategyBank(nn.Module):
         {'α₀ = 1': 0.002, 'α₀ = 10': 0.083, 'ε = 0.1': 0.1}
     """
 
+    MOST_WAITING = 64
+    """How many steps :meth:`tell` keeps before they are learned from."""
+
     def __init__(
         self, strategies: Mapping[str, EpsilonStrategy], batch_shape: Sequence[int] = ()
     ) -> None:
@@ -71,6 +74,8 @@ class StrategyBank(nn.Module):
         )
         states = (part.state_key for part, _ in self.stack.parts())
         self.state_keys = [key for key in dict.fromkeys(states) if key is not None]
+        self._waiting: list[TensorDictBase] = []
+        self.register_state_dict_pre_hook(_settle_first)  # type: ignore[no-untyped-call]
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -79,6 +84,7 @@ class StrategyBank(nn.Module):
 
     def epsilons(self) -> dict[str, Tensor]:
         """ε that each would show now, by label, ``[*batch_shape]``."""
+        self.settle()
         rows = self.stack.eps.reshape(len(self.order), *self.batch_shape)
         found = dict(zip(self.order, rows, strict=True))
         return {label: found[label] for label in self.labels}
@@ -121,6 +127,42 @@ class StrategyBank(nn.Module):
             names = transition.names
             wide.names = names if self.batch_shape else [None, *names]
         self.stack.update(wide, marks, mask_keys=mask_keys)
+
+    def tell(self, transition: TensorDictBase) -> None:
+        """Let all learn from a step, when ε is asked for at the latest.
+
+        Several steps cost what one does. In a graph, where nothing can wait, it is :meth:`update`.
+
+        Args:
+            transition (TensorDictBase): as :meth:`update` has it, without a dimension of time; it
+                is copied.
+        """
+        if torch.compiler.is_compiling():
+            return self.update(transition)
+        if self._waiting and set(self._waiting[-1].keys()) != set(transition.keys()):
+            self.settle()
+        self._waiting.append(transition.clone())
+        if len(self._waiting) == self.MOST_WAITING:
+            self.settle()
+        return None
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Let all learn from the steps that wait, as they must before a graph updates them."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            # One ε learns of all environments one after the other, step by step.
+            pooled = not self.batch_shape and waiting[0].batch_dims == 1
+            self.update(torch.cat(waiting) if pooled else torch.stack(waiting, -1))
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Go on from there; what has not been learned by now is not."""
+        self._waiting = []
+        return super().load_state_dict(*args, **options)
+
+
+def _settle_first(bank: StrategyBank, *_: Any) -> None:
+    bank.settle()
 
 
 def diagnosed(acting: EpsilonStrategy, bank: StrategyBank | None) -> dict[str, Tensor]:

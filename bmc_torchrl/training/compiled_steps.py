@@ -115,6 +115,8 @@ class CompiledSteps:
         while len(learning) < online.learning_starts - 1:
             online.frame()
         online.finish()
+        if online.bank is not None:
+            online.bank.settle()
         if self.acting is None:
             self.acting = self._act(interaction.observation, interaction.mask, interaction.state)
         acting, state, mask_left = self.acting, interaction.state, interaction.mask

@@ -15,6 +15,7 @@ from bmc_torchrl.functional import (
     bootstrapped_return,
     epsilon_greedy_action,
     greedy_value,
+    uniform_action,
     uniform_value,
     values_left,
 )
@@ -201,7 +202,8 @@ class OnlineLearning:
     ) -> Tensor:
         """ε-greedy actions ``[runs]`` from action values and :meth:`coins`."""
         if mask is None and type(self.replacement) is UniformAction:
-            return epsilon_greedy_action(value.argmax(-1), epsilon, coins, self.num_actions)
+            random = uniform_action(coins[1], self.num_actions)
+            return epsilon_greedy_action(value.argmax(-1), epsilon, coins[0], random)
         legal = value if mask is None else value.masked_fill(~mask, -torch.inf)
         choice = Choice(legal.argmax(-1), epsilon, mask, value)
         action: Tensor = self.replacement(self.layout, choice, coins[0], coins[1:].T)
@@ -291,7 +293,7 @@ class OnlineLearning:
         if self.strategy.needs_update:
             self.strategy.update(transition)
         if self.bank is not None:
-            self.bank.update(transition)
+            self.bank.tell(transition)
 
     def _bank_state_keys(self) -> Sequence[NestedKey]:
         return () if self.bank is None else self.bank.state_keys
