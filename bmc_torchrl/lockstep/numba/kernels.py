@@ -107,6 +107,25 @@ class _Vectors:
         else:
             self._masked("store", ir.VoidType(), value, self.place(array, at), _ALIGN, mask)
 
+    def store_first(self, stores: list[Any], count: Any, mask: Any) -> None:
+        """Store the first `count` lanes of each; by a mask, which AMD's take long for, if need be."""
+        builder, half = self.builder, _Vectors(self.builder, self.lanes // 2)
+        whole = builder.icmp_signed(">=", count, _index(self.lanes))
+        with builder.if_else(whole) as (then, otherwise):
+            with then:
+                for value, array, at in stores:
+                    self.store(value, array, at)
+            with otherwise:
+                exact = builder.icmp_signed("==", count, _index(half.lanes))
+                with builder.if_else(exact) as (then, otherwise):
+                    with then:
+                        for value, array, at in stores:
+                            low = self.shuffle(value, value, list(range(half.lanes)))
+                            half.store(low, array, at)
+                    with otherwise:
+                        for value, array, at in stores:
+                            self.store(value, array, at, mask)
+
     def _masked(self, what: str, returned: Any, *given: Any) -> Any:
         kind = ir.FunctionType(returned, [value.type for value in given])
         name = f"llvm.masked.{what}.v{self.lanes}f32.p0"
@@ -150,7 +169,8 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         inner, columns, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor = given
         vector = _Vectors(builder, lanes)
-        cut = vector.first(builder.sub(columns, _index((vectors - 1) * lanes)))
+        rest = builder.sub(columns, _index((vectors - 1) * lanes))
+        cut = vector.first(rest)
         masks = [None] * (vectors - 1) + [cut]
         a, b, c = builder.gep(a, [at_a]), builder.gep(b, [at_b]), builder.gep(c, [at_c])
         lines = [builder.gep(a, [vector.times(down, row)]) for row in range(rows)]
@@ -181,11 +201,16 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
         builder.cbranch(builder.icmp_signed("<", following, inner), loop, after)
         builder.position_at_end(after)
         least = vector.splat(floor)
+        last = []
         for row, v in cells:
             value = added[row, v]
             value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
             at = builder.add(vector.times(c_row, row), _index(v * lanes))
-            vector.store(value, c, at, masks[v])
+            if v < vectors - 1:
+                vector.store(value, c, at)
+            else:
+                last.append((value, c, at))
+        vector.store_first(last, rest, cut)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
