@@ -53,7 +53,7 @@ def assert_values(found: Tensor, expected: Tensor, within: float) -> None:
 
 def test_expected_sarsa_learns_the_values_of_its_policy() -> None:
     table, actor = table_and_actor(runs=3)
-    learned(TabularSarsa(table, 0.5), actor, ProbeEnv(batch_size=[3]), 250, epsilon=0.5)
+    learned(TabularSarsa(table, 0.5), actor, ProbeEnv(batch_size=[3]), 400, epsilon=0.5)
     assert_values(table.weight.detach(), LOOP_HALF_GREEDY, 1e-3)
 
 

@@ -108,7 +108,7 @@ class _Vectors:
             self._masked("store", ir.VoidType(), value, self.place(array, at), _ALIGN, mask)
 
     def store_first(self, stores: list[Any], count: Any, mask: Any) -> None:
-        """Store the first `count` lanes of each; by a mask, which AMD's take long for, if need be."""
+        """Store the first `count` lanes of each, by a mask (slow on AMD) only if need be."""
         builder, half = self.builder, _Vectors(self.builder, self.lanes // 2)
         whole = builder.icmp_signed(">=", count, _index(self.lanes))
         with builder.if_else(whole) as (then, otherwise):
