@@ -32,6 +32,7 @@ _ARRAY = types.CPointer(types.float32)
 _FUSED = ("contract",)
 _ALIGN = ir.Constant(_SHORT, 4)
 _BLOCK = 8
+_HAS_512 = binding.get_host_cpu_features().get("avx512f", False)
 
 BETA1, BETA2 = 0.9, 0.999
 _NEW1, _KEPT2, _NEW2 = np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
@@ -108,23 +109,40 @@ class _Vectors:
             self._masked("store", ir.VoidType(), value, self.place(array, at), _ALIGN, mask)
 
     def store_first(self, stores: list[Any], count: Any, mask: Any) -> None:
-        """Store the first `count` lanes of each, by a mask (slow on AMD) only if need be."""
-        builder, half = self.builder, _Vectors(self.builder, self.lanes // 2)
+        """Store the first `count` lanes of each; AMD's take long for a mask, so there by halves."""
+        builder = self.builder
+        if _HAS_512:
+            for value, array, at in stores:
+                self.store(value, array, at, mask)
+            return
         whole = builder.icmp_signed(">=", count, _index(self.lanes))
         with builder.if_else(whole) as (then, otherwise):
             with then:
                 for value, array, at in stores:
                     self.store(value, array, at)
             with otherwise:
-                exact = builder.icmp_signed("==", count, _index(half.lanes))
-                with builder.if_else(exact) as (then, otherwise):
-                    with then:
-                        for value, array, at in stores:
-                            low = self.shuffle(value, value, list(range(half.lanes)))
-                            half.store(low, array, at)
-                    with otherwise:
-                        for value, array, at in stores:
-                            self.store(value, array, at, mask)
+                self._store_halves(stores, count)
+
+    def _store_halves(self, stores: list[Any], count: Any) -> None:
+        """Store half of the lanes if `count` has so many, then likewise of those that are left."""
+        if self.lanes == 1:
+            return
+        builder, half = self.builder, _Vectors(self.builder, self.lanes // 2)
+        taken = builder.and_(count, _index(half.lanes))
+        enough = builder.icmp_signed("!=", taken, _index(0))
+        lower, upper = list(range(half.lanes)), list(range(half.lanes, self.lanes))
+        halves = [
+            (self.shuffle(value, value, lower), self.shuffle(value, value, upper), array, at)
+            for value, array, at in stores
+        ]
+        with builder.if_then(enough):
+            for low, _, array, at in halves:
+                half.store(low, array, at)
+        left = [
+            (builder.select(enough, high, low), array, builder.add(at, taken))
+            for low, high, array, at in halves
+        ]
+        half._store_halves(left, count)
 
     def _masked(self, what: str, returned: Any, *given: Any) -> Any:
         kind = ir.FunctionType(returned, [value.type for value in given])
@@ -253,7 +271,6 @@ def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
     return strip
 
 
-_HAS_512 = binding.get_host_cpu_features().get("avx512f", False)
 _LANES, _HIGH = (16, 8) if _HAS_512 else (8, 6)
 _double, _single = _strip(_HIGH, 2, _LANES), _strip(8, 1, _LANES)
 
