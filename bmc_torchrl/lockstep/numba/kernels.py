@@ -279,7 +279,7 @@ def _multiply(
     rows: int, inner: int, columns: int, a: Any, down: int, along: int,
     b: Any, b_row: int, c: Any, c_row: int, floor: float,
 ) -> None:  # fmt: skip
-    j = 0
+    j: Any = np.int64(0)  # Of a literal's type the strips would be compiled once more.
     while columns - j > _LANES:
         left = min(columns - j, 2 * _LANES)
         _double(rows, inner, left, a, down, along, b, b_row, c, c_row, floor, j)
