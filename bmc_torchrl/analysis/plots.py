@@ -415,5 +415,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.png")
     with mpl.rc_context(STYLE):
-        figure.savefig(written, dpi=150)
+        figure.savefig(
+            written, dpi=150, bbox_inches="tight"
+        )  # A legend may be wider than its column.
     return written
