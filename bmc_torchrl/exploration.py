@@ -240,9 +240,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         """A coin and a uniform action for each, drawn as ``EGreedyModule`` draws them."""
         shape, device = action.shape, action.device
         assert self._num_actions is not None
-        return torch.rand(shape, device=device), torch.randint(
-            self._num_actions, shape, device=device
-        )
+        coin = torch.rand(shape, device=device)
+        return coin, torch.randint(self._num_actions, shape, device=device)
 
     def _explored(self, tensordict: TensorDictBase, action: Tensor, epsilon: Tensor) -> Tensor:
         """The action of any layout, replaced with probability ε by a legal one."""

@@ -415,7 +415,6 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_name(f"{path.name}.png")
     with mpl.rc_context(STYLE):
-        figure.savefig(
-            written, dpi=150, bbox_inches="tight"
-        )  # A legend may be wider than its column.
+        # Tight, because a legend may be wider than its column.
+        figure.savefig(written, dpi=150, bbox_inches="tight")
     return written
