@@ -28,6 +28,7 @@ from bmc_torchrl.learners.settings import RunSettings
 from bmc_torchrl.learners.values import QNetwork, q_actor
 from bmc_torchrl.lockstep import DQNDraws, DQNLockstep
 from bmc_torchrl.lockstep.numba.dqn import NumbaDQNEngine, _packed
+from bmc_torchrl.lockstep.numba.formulas import at
 from bmc_torchrl.lockstep.numba.kernels import compile_kernels, multiply, transpose
 from bmc_torchrl.lockstep.numba.loops import CURVES
 from bmc_torchrl.lockstep.numba.network import describe, fit, forward, work
@@ -260,7 +261,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
 @called
 def product(rows, inner, columns, a, down, along, b, c, c_row, floor):
     b_row = columns
-    multiply(rows, inner, columns, a.ctypes, down, along, b.ctypes, b_row, c.ctypes, c_row, floor)
+    multiply(rows, inner, columns, at(a, 0), down, along, at(b, 0), b_row, at(c, 0), c_row, floor)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 9, 24])

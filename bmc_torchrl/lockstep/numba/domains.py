@@ -13,7 +13,7 @@ from bmc_torchrl.envs.lanes import Numbers
 from bmc_torchrl.lockstep.numba.formulas import Array, F, Scalar, compiled
 from bmc_torchrl.strategies.compiled import INNER
 
-__all__ = ["domain_start", "domain_step", "is_noisy"]
+__all__ = ["domain_start", "domain_step"]
 
 _JIT = {name: value for name, value in INNER.items() if name != "nogil"}
 implements = cast(Callable[[Any], Callable[[F], F]], lambda stub: overload(stub, jit_options=_JIT))
@@ -26,11 +26,6 @@ def domain_step(m: Any, p: Numbers, state: Scalar, action: Scalar, u: Scalar) ->
 
 def domain_start(m: Any, p: Array, u: Numbers, episode: Scalar) -> Any:
     """State of a new `episode`, its numbers written to `p` ``[4]``; by the class of `m`."""
-    raise NotImplementedError
-
-
-def is_noisy(m: Any) -> bool:
-    """Whether a step reads its uniform draw; by the class of `m`."""
     raise NotImplementedError
 
 
@@ -59,13 +54,3 @@ def _domain_start(m: Any, p: Any, u: Any, episode: Any) -> Any:
         return np.int64(cell(m, (p[0], p[1], p[2], p[3]), state))
 
     return begin
-
-
-@implements(is_noisy)
-def _is_noisy(m: Any) -> Any:
-    noisy = _function(m, "noisy")
-
-    def ask(m: Any) -> Any:
-        return noisy(m)
-
-    return ask

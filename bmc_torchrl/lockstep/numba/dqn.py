@@ -23,7 +23,7 @@ from bmc_torchrl.lockstep.numba.dqn_loops import (
     dqn_loops_of,
 )
 from bmc_torchrl.lockstep.numba.engine import NOTHING, NumbaEngine
-from bmc_torchrl.lockstep.numba.loops import CURVES
+from bmc_torchrl.lockstep.numba.loops import CURVES, Scratch
 from bmc_torchrl.lockstep.numba.network import Network, describe, work
 from bmc_torchrl.strategies import EpsilonStrategy, ScalarRule
 
@@ -95,6 +95,7 @@ class NumbaDQNEngine(NumbaEngine):
             capacity=learner.capacity,
             epochs=learner.epochs,
             l2=float(learner.l2),
+            noisy=bool(self._domain.noisy()),
         )
         if network is not None:
             self._lanes.networks[:, 0] = _packed(network, self.runs, self._network)
@@ -171,11 +172,13 @@ def _scratch(net: Network, rule: DQNRule, physics: Any) -> DQNScratch:
         taken=np.zeros(rule.batch, np.int64),
         reward=np.zeros(rule.batch, np.float32),
         terminated=np.zeros(rule.batch, np.bool_),
-        physics=np.zeros((tests, 4), physics),
-        states=np.zeros(tests, np.int64),
-        slots=np.zeros(tests, np.int64),
-        streams=np.zeros(tests, np.uint64),
-        returns=np.zeros(tests),
+        tests=Scratch(
+            physics=np.zeros((tests, 4), physics),
+            states=np.zeros(tests, np.int64),
+            slots=np.zeros(tests, np.int64),
+            streams=np.zeros(tests, np.uint64),
+            returns=np.zeros(tests),
+        ),
     )
 
 

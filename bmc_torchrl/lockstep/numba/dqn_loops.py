@@ -11,11 +11,12 @@ import numpy as np
 
 from bmc_torchrl.envs.lanes import ScalarDomain
 from bmc_torchrl.lockstep.numba import kernels, loops, network
-from bmc_torchrl.lockstep.numba.domains import domain_start, domain_step, is_noisy
+from bmc_torchrl.lockstep.numba.domains import domain_start, domain_step
 from bmc_torchrl.lockstep.numba.formulas import (
     Array,
     Bits,
     Scalar,
+    at,
     compiled,
     epsilon_greedy,
     next_bits,
@@ -24,6 +25,7 @@ from bmc_torchrl.lockstep.numba.formulas import (
     uniform_pair,
 )
 from bmc_torchrl.lockstep.numba.loops import (
+    Scratch,
     compiled_for,
     mean_return,
     record_episode,
@@ -52,7 +54,7 @@ SHORT_RECORD, LONG_RECORD = 5, 11
 
 
 class DQNRule(NamedTuple):
-    """How all lanes learn and are tested."""
+    """How all lanes learn and are tested; `noisy` says whether a step reads its uniform draw."""
 
     episodes: int
     tests: int
@@ -65,6 +67,7 @@ class DQNRule(NamedTuple):
     capacity: int
     epochs: int
     l2: float
+    noisy: bool
 
 
 class DQNLanes(NamedTuple):
@@ -101,8 +104,7 @@ class DQNLanes(NamedTuple):
 class DQNScratch(NamedTuple):
     """What one lane's step and tests need, for any lane.
 
-    `rows`, twice ``[batch]``, `taken`, `reward` and `terminated` are those of a minibatch. From
-    `physics` on see :class:`~bmc_torchrl.lockstep.numba.loops.Scratch`.
+    `rows`, twice ``[batch]``, `taken`, `reward` and `terminated` are those of a minibatch.
     """
 
     space: Work
@@ -110,11 +112,7 @@ class DQNScratch(NamedTuple):
     taken: Array
     reward: Array
     terminated: Array
-    physics: Array
-    states: Array
-    slots: Array
-    streams: Array
-    returns: Array
+    tests: Scratch
 
 
 def start_lanes(
@@ -135,13 +133,15 @@ def start_lanes(
     are unless `drawn`, as ``QNetwork`` draws them.
     """
     for lane in range(first, last):
-        bits = lanes.bits[lane]
+        bits, memory = at(lanes.bits, lane), at(lanes.memory, lane)
         seed_bits(bits, seed, offset + lane)
         if drawn:
-            draw_weights(net, lanes.networks[lane, 0], bits)
+            draw_weights(net, at(lanes.networks, lane), bits)
         draws = start_draws(bits, nothing, lane, lane)
-        lanes.state[lane] = domain_start(m, lanes.physics[lane], draws, lanes.episode[lane])
-        begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
+        lanes.state[lane] = domain_start(m, at(lanes.physics, lane), draws, lanes.episode[lane])
+        begin_episode(
+            rules, lanes.rule[lane], at(lanes.parameters, lane), memory, lanes.episode[lane]
+        )
 
 
 @compiled
@@ -185,16 +185,21 @@ def advance_lanes(
             action, one for the step, four for the reset, the rest for the minibatch; or empty.
         scratch: overwritten.
     """
-    space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
+    space, values = scratch.space, at(scratch.space.outputs, net.outputs[-2])
     actions, gamma, drawn = net.widths[-1], np.float32(rule.gamma), given.shape[0] == 0
+    size, width = net.starts[-1], lanes.replay.shape[2]
     # As literals they would be further types, for which everything is compiled again.
     none: Scalar = np.int64(0)
     one: Scalar = np.int64(1)
     for lane in range(first, last):
-        weights, replay, bits = lanes.networks[lane, 0], lanes.replay[lane], lanes.bits[lane]
-        which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
-        memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
-        physics, sums, time = lanes.physics[lane], lanes.sums[lane], lanes.time[lane]
+        weights, replay, bits = (
+            at(lanes.networks, lane),
+            at(lanes.replay, lane),
+            at(lanes.bits, lane),
+        )
+        which_rule, parameters = lanes.rule[lane], at(lanes.parameters, lane)
+        memory, local = at(lanes.memory, lane), at(lanes.local, lanes.local_row[lane])
+        physics, sums, time = at(lanes.physics, lane), at(lanes.sums, lane), lanes.time[lane]
         episode, count, state = lanes.episode[lane], lanes.step_count[lane], lanes.state[lane]
         p = (physics[0], physics[1], physics[2], physics[3])
         for step in range(steps):
@@ -207,25 +212,26 @@ def advance_lanes(
             show(net, space, none, p, state)
             forward(net, weights, space, one)
             here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
-            greedy = row_argmax(values[:actions])
+            greedy = row_argmax(values, actions)
             action = epsilon_greedy(greedy, here, coin, which, actions)
             chosen, promised, draw = values[action], values[greedy], 0.0
-            if is_noisy(m):
+            if rule.noisy:
                 draw = uniform(next_bits(bits)) if drawn else given[step, lane, 2]
             q, after, reward, terminated = domain_step(m, p, state, action, draw)
-            remember(replay[time % rule.capacity], p, state, q, after, action, reward, terminated)
+            record = at(replay, time % rule.capacity * width)
+            remember(record, width, p, state, q, after, action, reward, terminated)
             time += 1
             count += 1
-            rows, filled = none, min(time, rule.capacity)
+            rows, filled = none, time if time < rule.capacity else rule.capacity
             if filled >= rule.batch:
                 rows = 2 * rule.batch
                 for j in range(rule.batch):
                     u = uniform(next_bits(bits)) if drawn else given[step, lane, GIVEN + j]
                     scratch.rows[j] = np.int32(u * (filled - j))
-                sample(net, replay, scratch)
+                sample(net, replay, width, scratch)
             show(net, space, rows, q, after)
             forward(net, weights, space, rows + 1)
-            best, mean = maximum_and_mean(values[rows * (actions + 1) :][:actions])
+            best, mean = maximum_and_mean(at(values, rows * (actions + 1)), actions)
             if terminated and rule.mask_terminated:
                 best = mean = np.float32(0)
             change = np.float32(0)
@@ -233,8 +239,8 @@ def advance_lanes(
                 sums[2] += fit(
                     net,
                     weights,
-                    lanes.networks[lane, 1],
-                    lanes.networks[lane, 2],
+                    at(weights, size),
+                    at(weights, 2 * size),
                     space,
                     scratch.taken,
                     scratch.reward,
@@ -289,10 +295,11 @@ def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
     """Let a row's input be that of a state."""
     space.states[row] = state
     if net.active.size == 0:
-        inputs = space.outputs[row * (net.widths[0] + 1) :]
+        width = net.widths[0]
+        inputs = at(space.outputs, row * (width + 1))
         if net.codes.size > 0:
-            code = net.codes[state]
-            for j in range(net.widths[0]):
+            code = at(net.codes, state)
+            for j in range(width):
                 inputs[j] = code[j]
         else:
             for j in range(4):
@@ -302,6 +309,7 @@ def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
 @compiled
 def remember(
     record: Array,
+    width: int,
     p: Any,
     state: int,
     q: Any,
@@ -311,52 +319,53 @@ def remember(
     terminated: Any,
 ) -> None:
     """Write a transition to its place in replay."""
-    if record.size == SHORT_RECORD:
+    if width == SHORT_RECORD:
         record[0], record[1] = state, after
     else:
         for j in range(4):
             record[j], record[4 + j] = p[j], q[j]
-    record[-3], record[-2], record[-1] = reward, action, terminated
+    record[width - 3], record[width - 2], record[width - 1] = reward, action, terminated
 
 
 @compiled
-def sample(net: Network, replay: Array, scratch: DQNScratch) -> None:
+def sample(net: Network, replay: Array, width: int, scratch: DQNScratch) -> None:
     """Show the network a minibatch of what a lane remembers: its s, then its s′."""
     batch = scratch.taken.size
-    distinct_indices(scratch.rows[:batch], scratch.rows[batch:])
+    rows = at(scratch.rows, batch)
+    distinct_indices(at(scratch.rows, 0), rows, batch)
     for j in range(batch):
-        record = replay[scratch.rows[batch + j]]
-        scratch.reward[j], scratch.taken[j] = record[-3], np.int64(record[-2])
-        scratch.terminated[j] = record[-1] > 0
+        record = at(replay, rows[j] * width)
+        scratch.reward[j], scratch.taken[j] = record[width - 3], np.int64(record[width - 2])
+        scratch.terminated[j] = record[width - 1] > 0
         for side in range(2):
-            if record.size == SHORT_RECORD:
-                state, at = np.int64(record[side]), 0
+            if width == SHORT_RECORD:
+                state, first = np.int64(record[side]), 0
             else:
-                state, at = np.int64(0), 4 * side
-            p = (record[at], record[at + 1], record[at + 2], record[at + 3])
+                state, first = np.int64(0), 4 * side
+            p = (record[first], record[first + 1], record[first + 2], record[first + 3])
             show(net, scratch.space, side * batch + j, p, state)
 
 
 @compiled
-def distinct_indices(positions: Array, rows: Array) -> None:
+def distinct_indices(positions: Array, rows: Array, count: int) -> None:
     """``learners.replay.distinct_indices``, from positions among what is left."""
-    for j in range(rows.size):
+    for j in range(count):
         rows[j] = positions[j]
-    for draw in range(rows.size - 2, -1, -1):
+    for draw in range(count - 2, -1, -1):
         removed = positions[draw]
         # Over all of them, because loops of one length are vectors.
-        for j in range(rows.size):
+        for j in range(count):
             rows[j] += (rows[j] >= removed) & (j > draw)
 
 
 @compiled
-def maximum_and_mean(row: Array) -> tuple[Scalar, Scalar]:
+def maximum_and_mean(row: Array, size: int) -> tuple[Scalar, Scalar]:
     """Of a row of action values; the mean from a sum in float64."""
     best, total = row[0], 0.0
-    for value in row:
-        best = max(best, value)
-        total += value
-    return best, np.float32(total / row.size)
+    for j in range(size):
+        best = row[j] if row[j] > best else best
+        total += row[j]
+    return best, np.float32(total / size)
 
 
 @compiled
@@ -373,23 +382,24 @@ def greedy_episodes(
 
     As ``loops.greedy_episodes``; the network sees all tests under way at once.
     """
-    space, values = scratch.space, scratch.space.outputs[net.outputs[-2] :]
-    width, physics, slots = net.widths[-1] + 1, scratch.physics, scratch.slots
+    space, values = scratch.space, at(scratch.space.outputs, net.outputs[-2])
+    width, tests = net.widths[-1] + 1, scratch.tests
+    physics, slots = tests.physics, tests.slots
     nothing = physics[:0]
-    start_tests(m, rule.tests, stream, scratch, nothing, episode)
+    start_tests(m, rule.tests, stream, tests, nothing, episode)
     active, total_steps, ended_early, discount = rule.tests, 0, False, 1.0
     for step in range(rule.max_steps):
         total_steps += active
         for i in range(active):
             j = slots[i]
             p = (physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3])
-            show(net, space, i, p, scratch.states[j])
+            show(net, space, i, p, tests.states[j])
         forward(net, weights, space, active)
         left = 0
         for i in range(active):
             j = slots[i]
-            action = row_argmax(values[i * width :][: width - 1])
-            if step_test(m, scratch, j, action, discount, step, nothing):
+            action = row_argmax(at(values, i * width), width - 1)
+            if step_test(m, tests, j, action, discount, rule.noisy, step, nothing):
                 ended_early |= step + 1 < rule.max_steps
             else:
                 slots[left] = j
@@ -398,7 +408,7 @@ def greedy_episodes(
         if active == 0:
             break
         discount *= rule.gamma
-    return total_steps / rule.tests, mean_return(scratch, rule.tests), not ended_early
+    return total_steps / rule.tests, mean_return(scratch.tests.returns, rule.tests), not ended_early
 
 
 @functools.cache

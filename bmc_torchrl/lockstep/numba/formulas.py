@@ -14,6 +14,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from bmc_torchrl.strategies.compiled import INNER
 
@@ -21,6 +24,7 @@ __all__ = [
     "SHORT_ROW",
     "Array",
     "Scalar",
+    "at",
     "compiled",
     "epsilon_greedy",
     "fill_normal",
@@ -44,6 +48,27 @@ Bits = Any
 compiled = cast(Callable[[F], F], numba.njit(**INNER))
 # A maximum may be taken in any order; nothing else here may.
 _compiled_unordered = cast(Callable[[F], F], numba.njit(fastmath={"nnan", "nsz"}, **INNER))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def at(typing: Any, array: Any, index: Any) -> Any:
+    """The place of an entry or row of a contiguous array, or of an entry from another place on.
+
+    It is read and written as an array is, but for its size. A slice, which has size and strides and
+    may begin at the end, takes ten times as long to compile.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind, (data, index) = signature.args[0], given
+        if isinstance(kind, types.Array):
+            array = context.make_array(kind)(context, builder, data)
+            for size in cgutils.unpack_tuple(builder, array.shape)[1:]:
+                index = builder.mul(index, size)
+            data = array.data
+        return builder.gep(data, [index])
+
+    return types.CPointer(array.dtype)(array, types.int64), generate
+
 
 GOLDEN, MIX1, MIX2 = (
     np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -120,19 +145,19 @@ def learning_rate(initial: float, decay: float, floor: float, episode: int) -> S
 
 
 @_compiled_unordered
-def row_maximum(row: Array) -> Scalar:
-    """The largest of a row."""
+def row_maximum(row: Array, size: int) -> Scalar:
+    """The largest of the first `size` of a row."""
     best = row[0]
-    for value in row[1:]:
-        best = max(best, value)
+    for j in range(1, size):
+        best = row[j] if row[j] > best else best
     return best
 
 
 @compiled
-def row_argmax(row: Array) -> Any:
+def row_argmax(row: Array, size: int) -> Any:
     """The first index of the largest; any index of a row that holds NaN."""
-    best, index = row_maximum(row), 0
-    while index < row.size - 1 and row[index] != best:
+    best, index = row_maximum(row, size), 0
+    while index < size - 1 and row[index] != best:
         index += 1
     return index
 
@@ -161,7 +186,7 @@ def move_value(
     best = np.int64(greedy[state])
     if action == best:
         if after < before:
-            greedy[state] = row_argmax(row)
+            greedy[state] = row_argmax(row, row.size)
     elif after > row[best] or (after == row[best] and action < best):
         greedy[state] = action
     return after - before

@@ -6,7 +6,7 @@ checks, copies and may start threads. LLVM turns the vectors into whatever the p
 
 :data:`multiply` and :data:`adam` are for compiled code only, after :func:`compile_kernels`. They
 are compiled by themselves and called by address: every function that calls them would otherwise be
-compiled with them, and Adam not as vectors. Arrays are flat and given as their ``ctypes``.
+compiled with them, and Adam not as vectors. Arrays are flat and given as places (:func:`at`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from bmc_torchrl.lockstep.numba.formulas import Array, compiled
+from bmc_torchrl.lockstep.numba.formulas import Array, at, compiled
 from bmc_torchrl.strategies.compiled import OPTIONS
 
 __all__ = ["BETA1", "BETA2", "adam", "compile_kernels", "multiply", "transpose"]
@@ -256,7 +256,7 @@ def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         i = 0
         while rows >= high and i < rows:
-            i = min(i, rows - high)
+            i = i if i < rows - high else rows - high
             many(
                 inner, columns, a, i * down, down, along, b, j, b_row,
                 c, i * c_row + j, c_row, floor,
@@ -281,7 +281,7 @@ def _multiply(
 ) -> None:  # fmt: skip
     j: Any = np.int64(0)  # Of a literal's type the strips would be compiled once more.
     while columns - j > _LANES:
-        left = min(columns - j, 2 * _LANES)
+        left = columns - j if columns - j < 2 * _LANES else 2 * _LANES
         _double(rows, inner, left, a, down, along, b, b_row, c, c_row, floor, j)
         j += left
     if j < columns:
@@ -309,21 +309,13 @@ def compile_kernels() -> None:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _transpose_block(
-    typing: Any, a: Any, at_a: Any, a_row: Any, b: Any, at_b: Any, b_row: Any
-) -> Any:
+def _transpose_block(typing: Any, a: Any, a_row: Any, b: Any, b_row: Any) -> Any:
     """A block of `_BLOCK` rows and columns, by halves."""
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         vector = _Vectors(builder, _BLOCK)
-        source, target = (
-            builder.gep(
-                context.make_array(signature.args[n])(context, builder, given[n]).data,
-                [given[n + 1]],
-            )
-            for n in (0, 3)
-        )
-        rows = [vector.load(source, vector.times(given[2], row)) for row in range(_BLOCK)]
+        source, a_row, target, b_row = given
+        rows = [vector.load(source, vector.times(a_row, row)) for row in range(_BLOCK)]
         size = _BLOCK // 2
         while size:
             upper = [x if not x & size else x - size + _BLOCK for x in range(_BLOCK)]
@@ -335,10 +327,10 @@ def _transpose_block(
                     rows[row + size] = vector.shuffle(*pair, lower)
             size //= 2
         for row, values in enumerate(rows):
-            vector.store(values, target, vector.times(given[5], row))
+            vector.store(values, target, vector.times(b_row, row))
         return context.get_dummy_value()
 
-    return types.void(a, at_a, a_row, b, at_b, b_row), generate
+    return types.void(a, a_row, b, b_row), generate
 
 
 @compiled
@@ -350,7 +342,7 @@ def transpose(a: Array, b: Array, rows: int, columns: int) -> None:
                 b[j * rows + i] = a[i * columns + j]
         return
     for block in range(0, rows, _BLOCK):
-        i = min(block, rows - _BLOCK)
+        i = block if block < rows - _BLOCK else rows - _BLOCK
         for beside in range(0, columns, _BLOCK):
-            j = min(beside, columns - _BLOCK)
-            _transpose_block(a, i * columns + j, columns, b, j * rows + i, rows)
+            j = beside if beside < columns - _BLOCK else columns - _BLOCK
+            _transpose_block(at(a, i * columns + j), columns, at(b, j * rows + i), rows)

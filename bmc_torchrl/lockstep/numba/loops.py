@@ -12,17 +12,14 @@ import numpy as np
 
 from bmc_torchrl.envs.lanes import Numbers, ScalarDomain
 from bmc_torchrl.lockstep.numba import domains, formulas, rules
-from bmc_torchrl.lockstep.numba.domains import (
-    domain_start,
-    domain_step,
-    is_noisy,
-)
+from bmc_torchrl.lockstep.numba.domains import domain_start, domain_step
 from bmc_torchrl.lockstep.numba.formulas import (
     GOLDEN,
     MIX2,
     Array,
     Bits,
     Scalar,
+    at,
     compiled,
     epsilon_greedy,
     fill_normal,
@@ -70,7 +67,7 @@ _STEPS, _RETURNS, _EPSILONS, _TRAIN_RETURNS, _LOSSES, _TRAIN_STEPS = range(len(C
 
 
 class Rule(NamedTuple):
-    """How all lanes learn and are tested."""
+    """How all lanes learn and are tested; `noisy` says whether a step reads its uniform draw."""
 
     episodes: int
     tests: int
@@ -82,6 +79,7 @@ class Rule(NamedTuple):
     mask_terminated: bool
     before: bool
     enough_perfect: int
+    noisy: bool
 
 
 class Lanes(NamedTuple):
@@ -170,7 +168,7 @@ def start_lanes(
     are (`kind` 0) or `scale` times standard normal (1) or uniform on [0, 1) (2).
     """
     for lane in range(first, last):
-        bits = lanes.bits[lane]
+        bits, memory = at(lanes.bits, lane), at(lanes.memory, lane)
         seed_bits(bits, seed, offset + lane)
         for state in range(lanes.table.shape[1]):
             row = lanes.table[lane, state]
@@ -179,13 +177,15 @@ def start_lanes(
             elif kind == 2:
                 for j in range(row.size):
                     row[j] = scale * uniform(next_bits(bits))
-            lanes.greedy[lane, state] = row_argmax(row)
+            lanes.greedy[lane, state] = row_argmax(row, row.size)
             lanes.row_sum[lane, state] = 0.0
             for value in row:
                 lanes.row_sum[lane, state] += value
         draws = start_draws(bits, nothing, 0, lane)
-        lanes.state[lane] = domain_start(m, lanes.physics[lane], draws, lanes.episode[lane])
-        begin_episode(rules, lanes.rule[lane], lanes.parameters[lane], lanes.memory[lane], 0)
+        lanes.state[lane] = domain_start(m, at(lanes.physics, lane), draws, lanes.episode[lane])
+        begin_episode(
+            rules, lanes.rule[lane], at(lanes.parameters, lane), memory, lanes.episode[lane]
+        )
 
 
 @compiled
@@ -209,9 +209,9 @@ def advance_lane(
 ) -> None:
     """Up to `steps` training steps of one lane, in the order of docs/protocol.md §2."""
     table, greedy, row_sum = lanes.table[lane], lanes.greedy[lane], lanes.row_sum[lane]
-    physics, bits, sums = lanes.physics[lane], lanes.bits[lane], lanes.sums[lane]
-    which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
-    memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
+    physics, bits, sums = at(lanes.physics, lane), at(lanes.bits, lane), at(lanes.sums, lane)
+    which_rule, parameters = lanes.rule[lane], at(lanes.parameters, lane)
+    memory, local = at(lanes.memory, lane), at(lanes.local, lanes.local_row[lane])
     nothing = given[:0, :0, 0]
     actions, gamma, drawn = table.shape[1], np.float32(rule.gamma), given.shape[0] == 0
     episode, count = lanes.episode[lane], lanes.step_count[lane]
@@ -229,7 +229,7 @@ def advance_lane(
             here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
             action = epsilon_greedy(greedy[state], here, coin, which, actions)
         draw = 0.0
-        if is_noisy(m):
+        if rule.noisy:
             draw = uniform(next_bits(bits)) if drawn else given[step, lane, 2]
         p, after, reward, terminated = domain_step(m, p, state, action, draw)
         count += 1
@@ -288,7 +288,7 @@ def finish_episode(
     m: Any, rule: Rule, lanes: Lanes, lane: int, steps: int, scratch: Scratch, nothing: Array
 ) -> Any:
     """Test a lane and record its episode of `steps` steps; the number of episodes now done."""
-    stream = next_bits(lanes.bits[lane])
+    stream = next_bits(at(lanes.bits, lane))
     found = np.nan, np.nan, False
     if rule.tests > 0:
         policy, episode = lanes.greedy[lane], lanes.episode[lane]
@@ -299,26 +299,23 @@ def finish_episode(
 @compiled
 def record_episode(rule: Any, lanes: Any, lane: int, steps: int, found: Any) -> Any:
     """Record an episode of `steps` steps and what its tests `found`; the episodes now done."""
-    k, curves, sums = lanes.episode[lane], lanes.curves[:, lane], lanes.sums[lane]
-    memory, history, row = lanes.memory[lane], lanes.history, lanes.history_row[lane]
-    curves[_EPSILONS, k], curves[_TRAIN_RETURNS, k] = sums[0] / steps, sums[1]
-    curves[_LOSSES, k], curves[_TRAIN_STEPS, k] = sums[2] / steps, steps
-    sums[0] = sums[1] = sums[2] = 0.0
-    curves[_STEPS, k], curves[_RETURNS, k], perfect = found
+    k, curves, sums = lanes.episode[lane], lanes.curves, at(lanes.sums, lane)
+    history, row = lanes.history, lanes.history_row[lane]
+    tested_steps, tested_return, perfect = found
     lanes.perfect[lane] = lanes.perfect[lane] + 1 if perfect else 0
-    if row >= 0:
-        for column in range(memory.size):
-            history[row, k, column] = memory[column]
-    k += 1
+    done = k + 1
     if rule.enough_perfect > 0 and lanes.perfect[lane] >= rule.enough_perfect:
-        for curve in range(len(curves)):
-            curves[curve, k:] = curves[curve, k - 1]
+        done = rule.episodes
+    for j in range(k, done):
+        curves[_STEPS, lane, j], curves[_RETURNS, lane, j] = tested_steps, tested_return
+        curves[_EPSILONS, lane, j], curves[_TRAIN_RETURNS, lane, j] = sums[0] / steps, sums[1]
+        curves[_LOSSES, lane, j], curves[_TRAIN_STEPS, lane, j] = sums[2] / steps, steps
         if row >= 0:
-            for column in range(memory.size):
-                history[row, k:, column] = memory[column]
-        k = rule.episodes
-    lanes.episode[lane] = k
-    return k
+            for column in range(history.shape[2]):
+                history[row, j, column] = lanes.memory[lane, column]
+    sums[0] = sums[1] = sums[2] = 0.0
+    lanes.episode[lane] = done
+    return done
 
 
 @compiled
@@ -353,7 +350,7 @@ def greedy_episodes(
         while i < active:
             j = scratch.slots[i]
             action = np.int64(policy[scratch.states[j]])
-            if step_test(m, scratch, j, action, discount, step, given):
+            if step_test(m, scratch, j, action, discount, rule.noisy, step, given):
                 active -= 1
                 scratch.slots[i] = scratch.slots[active]
                 ended_early |= step + 1 < rule.max_steps
@@ -362,12 +359,12 @@ def greedy_episodes(
         if active == 0:
             break
         discount *= rule.gamma
-    return total_steps / tests, mean_return(scratch, tests), not ended_early
+    return total_steps / tests, mean_return(scratch.returns, tests), not ended_early
 
 
 @compiled
 def start_tests(
-    m: Any, tests: int, stream: Bits, scratch: Any, given: Array, episode: Scalar
+    m: Any, tests: int, stream: Bits, scratch: Scratch, given: Array, episode: Scalar
 ) -> None:
     """Begin `tests` episodes; see :func:`greedy_episodes`."""
     streams = scratch.streams
@@ -381,17 +378,24 @@ def start_tests(
         else:
             u = (given[j, 0], given[j, 1], given[j, 2], given[j, 3])
         streams[j] += GOLDEN + GOLDEN
-        scratch.states[j] = domain_start(m, scratch.physics[j], u, episode)
+        scratch.states[j] = domain_start(m, at(scratch.physics, j), u, episode)
 
 
 @compiled
 def step_test(
-    m: Any, scratch: Any, j: int, action: Scalar, discount: float, step: int, given: Array
+    m: Any,
+    scratch: Scratch,
+    j: int,
+    action: Scalar,
+    discount: float,
+    noisy: bool,
+    step: int,
+    given: Array,
 ) -> Any:
     """One step of test `j`; whether it ended."""
     physics, states, streams = scratch.physics, scratch.states, scratch.streams
     draw = 0.0
-    if is_noisy(m):
+    if noisy:
         streams[j] += GOLDEN
         draw = uniform(mixed(streams[j])) if given.shape[0] == 0 else given[j, 4 + step]
     p = (physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3])
@@ -402,11 +406,11 @@ def step_test(
 
 
 @compiled
-def mean_return(scratch: Any, tests: int) -> Scalar:
+def mean_return(returns: Array, tests: int) -> Scalar:
     """Of the tests, in their order."""
     score = 0.0
     for j in range(tests):
-        score += scratch.returns[j]
+        score += returns[j]
     return score / tests
 
 
@@ -414,8 +418,12 @@ def mean_return(scratch: Any, tests: int) -> Scalar:
 def start_draws(bits: Array, given: Array, step: int, lane: int) -> Numbers:
     """Four uniforms for the start of an episode."""
     if given.shape[0] > 0:
-        row = given[step, lane]
-        return row[3], row[4], row[5], row[6]
+        return (
+            given[step, lane, 3],
+            given[step, lane, 4],
+            given[step, lane, 5],
+            given[step, lane, 6],
+        )
     u0, u1 = uniform_pair(next_bits(bits))
     u2, u3 = uniform_pair(next_bits(bits))
     return np.float64(u0), np.float64(u1), np.float64(u2), np.float64(u3)
@@ -446,7 +454,7 @@ def compiled_for(
         loops: plain functions.
         sources: the files that they and the compiled functions that they call are in.
     """
-    functions: list[Any] = [kind.start, kind.step, kind.cell, kind.noisy]
+    functions: list[Any] = [kind.start, kind.step, kind.cell]
     checksum = zlib.crc32(b"".join(Path(source).read_bytes() for source in sources))
     for rule in rules:
         functions += [rule.begin, rule.epsilon, rule.look, rule.learn]

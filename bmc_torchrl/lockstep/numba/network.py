@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.factored import active_features, one_hot_encoding
-from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, compiled, row_maximum
+from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, at, compiled, row_maximum
 from bmc_torchrl.lockstep.numba.kernels import BETA1, BETA2, adam, multiply, transpose
 
 __all__ = ["Network", "Work", "describe", "fit", "forward", "work"]
@@ -132,32 +132,31 @@ def work(network: Network, rows: int, batch: int) -> Work:
 @compiled
 def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> None:
     """The layers' outputs for the first `rows` rows; the last are the action values."""
-    last = network.widths.size - 2
+    last, ones = network.widths.size - 2, network.active.shape[1]
     for depth in range(last + 1):
         size, fan_out = network.widths[depth] + 1, network.widths[depth + 1]
-        layer = parameters[network.starts[depth] :]
-        output = space.outputs[network.outputs[depth + 1] :]
+        layer = at(parameters, network.starts[depth])
+        output = at(space.outputs, network.outputs[depth + 1])
         floor = _ZERO if depth < last else _NONE
-        if depth == 0 and network.active.size > 0:
+        if depth == 0 and ones > 0:
             for row in range(rows):
-                total = output[row * (fan_out + 1) :][:fan_out]
-                sum_rows(network.active[space.states[row]], layer, total)
+                positions = at(network.active, space.states[row])
+                sum_rows(positions, ones, layer, at(output, row * (fan_out + 1)), fan_out)
             for j in range(rows * (fan_out + 1)):
                 output[j] = floor if output[j] < floor else output[j]
         else:
-            inputs = space.outputs[network.outputs[depth] :]
+            inputs = at(space.outputs, network.outputs[depth])
             multiply(
-                rows, size, fan_out, inputs.ctypes, size, 1, layer.ctypes, fan_out,
-                output.ctypes, fan_out + 1, floor,
-            )  # fmt: skip
+                rows, size, fan_out, inputs, size, 1, layer, fan_out, output, fan_out + 1, floor
+            )
 
 
 @compiled
-def sum_rows(positions: Array, layer: Array, total: Array) -> None:
+def sum_rows(positions: Array, ones: int, layer: Array, total: Array, width: int) -> None:
     """The rows of a layer at `positions`, summed."""
-    for number in range(positions.size):
-        row = layer[positions[number] * total.size :]
-        for j in range(total.size):
+    for number in range(ones):
+        row = at(layer, positions[number] * width)
+        for j in range(width):
             total[j] = row[j] if number == 0 else total[j] + row[j]
 
 
@@ -172,51 +171,42 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         rows: how many.
         taken: actions ``[rows]`` where the slopes of all others are 0, or empty.
     """
-    last = network.widths.size - 2
+    last, ones = network.widths.size - 2, network.active.shape[1]
     for depth in range(last, -1, -1):
         fan_in, fan_out = network.widths[depth], network.widths[depth + 1]
         start, size = network.starts[depth], fan_in + 1
-        gradient = space.gradient[start : network.starts[depth + 1]]
-        slope, inputs = (
-            space.slopes[network.slopes[depth] :],
-            space.outputs[network.outputs[depth] :],
-        )
-        lower = space.slopes[network.slopes[depth - 1] :] if depth > 0 else slope
-        sparse = depth > 0 and depth == last and taken.size > 0 and fan_out >= MANY_ACTIONS
+        gradient = at(space.gradient, start)
+        slope = at(space.slopes, network.slopes[depth])
+        inputs = at(space.outputs, network.outputs[depth])
+        lower = at(space.slopes, network.slopes[depth - 1]) if depth > 0 else slope
+        turned = at(space.turned, 0)
         if depth > 0:
-            transpose(parameters[start:], space.turned, fan_in, fan_out)
-        if sparse:
-            from_taken(
-                taken, slope, space.turned, inputs, lower, gradient, space.sums, fan_in, fan_out
-            )
-        elif depth == 0 and network.active.size > 0:
-            clear(gradient)
+            transpose(at(parameters, start), turned, fan_in, fan_out)
+        if depth > 0 and depth == last and taken.size > 0 and fan_out >= MANY_ACTIONS:
+            sums = at(space.sums, 0)
+            from_taken(taken, slope, turned, inputs, lower, gradient, sums, fan_in, fan_out)
+        elif depth == 0 and ones > 0:
+            clear(gradient, size * fan_out)
             for row in range(rows):
-                scatter_rows(
-                    network.active[space.states[row]],
-                    slope[row * (fan_out + 1) :],
-                    gradient,
-                    fan_out,
-                )
+                positions = at(network.active, space.states[row])
+                scatter_rows(positions, ones, at(slope, row * (fan_out + 1)), gradient, fan_out)
         else:
             multiply(
-                size, rows, fan_out, inputs.ctypes, 1, size, slope.ctypes, fan_out + 1,
-                gradient.ctypes, fan_out, _NONE,
-            )  # fmt: skip
+                size, rows, fan_out, inputs, 1, size, slope, fan_out + 1, gradient, fan_out, _NONE
+            )
             if depth > 0:
                 multiply(
-                    rows, fan_out, fan_in, slope.ctypes, fan_out + 1, 1, space.turned.ctypes,
-                    fan_in, lower.ctypes, size, _NONE,
-                )  # fmt: skip
+                    rows, fan_out, fan_in, slope, fan_out + 1, 1, turned, fan_in, lower, size, _NONE
+                )
         if depth > 0:
             for j in range(rows * size):
                 lower[j] = lower[j] if inputs[j] > 0 else _ZERO
 
 
 @compiled
-def clear(array: Array) -> None:
-    """All entries become 0, faster than by an assignment to a slice."""
-    for j in range(array.size):
+def clear(array: Array, size: int) -> None:
+    """The first entries become 0, faster than by an assignment to a slice."""
+    for j in range(size):
         array[j] = _ZERO
 
 
@@ -228,19 +218,18 @@ def from_taken(
     inputs: Array,
     lower: Array,
     gradient: Array,
-    scratch: Array,
+    sums: Array,
     fan_in: int,
     fan_out: int,
 ) -> None:
     """Gradient and lower slopes of a layer whose slopes have one entry per row that is not 0."""
     size = fan_in + 1
-    sums = scratch[: size * fan_out]
-    clear(sums)
+    clear(sums, size * fan_out)
     for row in range(taken.size):
         action = taken[row]
         own = slope[row * (fan_out + 1) + action]
-        kernel, seen = turned[action * fan_in :], inputs[row * size :]
-        into, total = lower[row * size :], sums[action * size :]
+        kernel, seen = at(turned, action * fan_in), at(inputs, row * size)
+        into, total = at(lower, row * size), at(sums, action * size)
         for j in range(fan_in):
             into[j] = own * kernel[j]
         for j in range(size):
@@ -249,11 +238,11 @@ def from_taken(
 
 
 @compiled
-def scatter_rows(positions: Array, slope: Array, gradient: Array, fan_out: int) -> None:
+def scatter_rows(positions: Array, ones: int, slope: Array, gradient: Array, width: int) -> None:
     """Add a row's slopes to the rows of the gradient at `positions`."""
-    for position in positions:
-        into = gradient[position * fan_out :]
-        for j in range(fan_out):
+    for number in range(ones):
+        into = at(gradient, positions[number] * width)
+        for j in range(width):
             into[j] += slope[j]
 
 
@@ -294,14 +283,14 @@ def fit(
         The mean squared difference before the first step.
     """
     batch, actions = taken.size, network.widths[-1]
-    value, width = space.outputs[network.outputs[-2] :], actions + 1
-    slope, fixed = space.slopes[network.slopes[-2] :], space.fixed
+    value, width = at(space.outputs, network.outputs[-2]), actions + 1
+    slope, fixed = at(space.slopes, network.slopes[-2]), at(space.fixed, 0)
     scale, penalty = np.float32(2 / (actions * batch)), np.float32(2 * l2)
     loss, decayed1, decayed2 = 0.0, BETA1**first_step, BETA2**first_step
     for j in range(batch * width):
         fixed[j] = value[j]
     for row in range(batch):
-        best = row_maximum(value[(batch + row) * width :][:actions])
+        best = row_maximum(at(value, (batch + row) * width), actions)
         target = reward[row] + gamma * (_ZERO if terminated[row] else best)
         chosen = row * width + taken[row]
         error = value[chosen] - target
@@ -315,14 +304,14 @@ def fit(
         backward(network, parameters, space, batch, taken if epoch == 0 else taken[:0])
         if penalty > 0:
             for depth in range(network.widths.size - 1):
-                kernel = parameters[network.starts[depth] :]
-                slopes = space.gradient[network.starts[depth] :]
+                kernel = at(parameters, network.starts[depth])
+                slopes = at(space.gradient, network.starts[depth])
                 for j in range(network.widths[depth] * network.widths[depth + 1]):
                     slopes[j] += penalty * kernel[j]
         rate = learning_rate * math.sqrt(1 - decayed2) / (1 - decayed1)
         decayed1, decayed2 = decayed1 * BETA1, decayed2 * BETA2
         adam(
-            parameters.size, parameters.ctypes, mean.ctypes, square.ctypes,
-            space.gradient.ctypes, np.float32(rate),
+            network.starts[-1], at(parameters, 0), at(mean, 0), at(square, 0),
+            at(space.gradient, 0), np.float32(rate),
         )  # fmt: skip
     return loss / (batch * actions)

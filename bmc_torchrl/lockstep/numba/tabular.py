@@ -74,6 +74,7 @@ class NumbaTabularEngine(NumbaEngine):
             mask_terminated=bool(run.mask_terminated),
             before=run.next_action == "before",
             enough_perfect=run.stop_after_perfect_tests or 0,
+            noisy=bool(self._domain.noisy()),
         )
         kind = _TABLES[learner.initializer]
         if table is not None:
