@@ -31,7 +31,7 @@ from bmc_torchrl.lockstep.numba.dqn import NumbaDQNEngine, _packed
 from bmc_torchrl.lockstep.numba.formulas import at
 from bmc_torchrl.lockstep.numba.kernels import compile_kernels, multiply, transpose
 from bmc_torchrl.lockstep.numba.loops import CURVES
-from bmc_torchrl.lockstep.numba.network import describe, fit, forward, work
+from bmc_torchrl.lockstep.numba.network import describe, fit, forward, placed, work
 from bmc_torchrl.strategies import BMCEpsilon
 
 RUN = RunSettings(gamma=0.9, episodes=50, seed=3)
@@ -209,6 +209,18 @@ SHAPES = {
 }
 
 
+@called
+def run_forward(net, parameters, space, rows):
+    network, places = placed(net, space)
+    forward(network, at(parameters, 0), places, rows)
+
+
+@called
+def run_fit(net, parameters, mean, square, space, batch, *rest):
+    network, places = placed(net, space)
+    return fit(network, at(parameters, 0), at(mean, 0), at(square, 0), places, batch, *rest)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_compiled_fit_is_the_published_fit(shape, random):
     env, hidden, batch, l2 = SHAPES[shape]
@@ -229,7 +241,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
         inputs[:, :-1] = features.numpy()
     compile_kernels()
     parameters = _packed(network, 1, net)[0].copy()
-    called(forward)(net, parameters, space, rows)
+    run_forward(net, parameters, space, rows)
     value = space.outputs[net.outputs[-2] :].reshape(rows, -1)[:, :-1]
     expected = network(features.unsqueeze(0)).detach()[0]
     torch.testing.assert_close(torch.from_numpy(value), expected, rtol=1e-5, atol=1e-5)
@@ -239,7 +251,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
     moments = np.zeros_like(parameters), np.zeros_like(parameters)
     made = action.numpy(), reward.numpy(), terminated.numpy()
     gamma = np.float32(0.9)
-    loss = called(fit)(net, parameters, *moments, space, *made, gamma, 0.001, l2, epochs, 1)
+    loss = run_fit(net, parameters, *moments, space, batch, *made, gamma, 0.001, l2, epochs, 1)
     target = reward + 0.9 * torch.where(terminated, 0.0, expected[batch:].amax(-1))
     weights = {name: p.detach() for name, p in network.named_parameters()}
     theirs = fit_minibatch(

@@ -20,6 +20,7 @@ from bmc_torchrl.lockstep.numba.dqn_loops import (
     DQNLanes,
     DQNRule,
     DQNScratch,
+    Minibatch,
     dqn_loops_of,
 )
 from bmc_torchrl.lockstep.numba.engine import NOTHING, NumbaEngine
@@ -168,10 +169,12 @@ def _scratch(net: Network, rule: DQNRule, physics: Any) -> DQNScratch:
     rows, tests = max(2 * rule.batch + 1, rule.tests), rule.tests
     return DQNScratch(
         space=work(net, rows, rule.batch),
-        rows=np.zeros(2 * rule.batch, np.int32),
-        taken=np.zeros(rule.batch, np.int64),
-        reward=np.zeros(rule.batch, np.float32),
-        terminated=np.zeros(rule.batch, np.bool_),
+        minibatch=Minibatch(
+            rows=np.zeros(2 * rule.batch, np.int32),
+            taken=np.zeros(rule.batch, np.int64),
+            reward=np.zeros(rule.batch, np.float32),
+            terminated=np.zeros(rule.batch, np.bool_),
+        ),
         tests=Scratch(
             physics=np.zeros((tests, 4), physics),
             states=np.zeros(tests, np.int64),

@@ -34,7 +34,7 @@ from bmc_torchrl.lockstep.numba.loops import (
     start_tests,
     step_test,
 )
-from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward
+from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward, placed
 from bmc_torchrl.lockstep.numba.rules import (
     begin_episode,
     current_epsilon,
@@ -43,7 +43,7 @@ from bmc_torchrl.lockstep.numba.rules import (
 )
 from bmc_torchrl.strategies import ScalarRule
 
-__all__ = ["DQNLanes", "DQNRule", "DQNScratch", "dqn_loops_of"]
+__all__ = ["DQNLanes", "DQNRule", "DQNScratch", "Minibatch", "dqn_loops_of"]
 
 _SOURCES = (*loops.SOURCES, kernels.__file__, network.__file__, __file__)
 GIVEN = 7
@@ -101,17 +101,20 @@ class DQNLanes(NamedTuple):
     curves: Array
 
 
-class DQNScratch(NamedTuple):
-    """What one lane's step and tests need, for any lane.
+class Minibatch(NamedTuple):
+    """Transitions drawn from a lane's replay: `rows` is twice ``[batch]``, the rest ``[batch]``."""
 
-    `rows`, twice ``[batch]``, `taken`, `reward` and `terminated` are those of a minibatch.
-    """
-
-    space: Work
     rows: Array
     taken: Array
     reward: Array
     terminated: Array
+
+
+class DQNScratch(NamedTuple):
+    """What one lane's step and tests need, for any lane."""
+
+    space: Work
+    minibatch: Minibatch
     tests: Scratch
 
 
@@ -147,7 +150,7 @@ def start_lanes(
 @compiled
 def draw_weights(net: Network, weights: Array, bits: Array) -> None:
     """Glorot's uniform kernels, and biases of 0."""
-    for depth in range(net.widths.size - 1):
+    for depth in range(net.layers):
         fan_in, fan_out = net.widths[depth], net.widths[depth + 1]
         limit, start = math.sqrt(6 / (fan_in + fan_out)), net.starts[depth]
         for j in range(fan_in * fan_out):
@@ -160,7 +163,7 @@ def advance_lanes(
     m: Any,
     rules: Any,
     rule: DQNRule,
-    net: Network,
+    shape: Network,
     lanes: DQNLanes,
     first: int,
     last: int,
@@ -176,7 +179,7 @@ def advance_lanes(
         m: the domain.
         rules: those of the strategies.
         rule: how to learn.
-        net: the networks' shape.
+        shape: the networks'.
         lanes: what is changed.
         first: first lane.
         last: the lane after the last one.
@@ -185,9 +188,10 @@ def advance_lanes(
             action, one for the step, four for the reset, the rest for the minibatch; or empty.
         scratch: overwritten.
     """
-    space, values = scratch.space, at(scratch.space.outputs, net.outputs[-2])
-    actions, gamma, drawn = net.widths[-1], np.float32(rule.gamma), given.shape[0] == 0
-    size, width = net.starts[-1], lanes.replay.shape[2]
+    net, space = placed(shape, scratch.space)
+    minibatch, values = scratch.minibatch, at(space.outputs, net.outputs[net.layers])
+    actions, gamma, drawn = net.widths[net.layers], np.float32(rule.gamma), given.shape[0] == 0
+    size, width = net.starts[net.layers], lanes.replay.shape[2]
     # As literals they would be further types, for which everything is compiled again.
     none: Scalar = np.int64(0)
     one: Scalar = np.int64(1)
@@ -227,8 +231,8 @@ def advance_lanes(
                 rows = 2 * rule.batch
                 for j in range(rule.batch):
                     u = uniform(next_bits(bits)) if drawn else given[step, lane, GIVEN + j]
-                    scratch.rows[j] = np.int32(u * (filled - j))
-                sample(net, replay, width, scratch)
+                    minibatch.rows[j] = np.int32(u * (filled - j))
+                sample(net, space, replay, width, minibatch)
             show(net, space, rows, q, after)
             forward(net, weights, space, rows + 1)
             best, mean = maximum_and_mean(at(values, rows * (actions + 1)), actions)
@@ -242,9 +246,10 @@ def advance_lanes(
                     at(weights, size),
                     at(weights, 2 * size),
                     space,
-                    scratch.taken,
-                    scratch.reward,
-                    scratch.terminated,
+                    rule.batch,
+                    minibatch.taken,
+                    minibatch.reward,
+                    minibatch.terminated,
                     gamma,
                     rule.learning_rate,
                     rule.l2,
@@ -280,7 +285,9 @@ def advance_lanes(
             if terminated or count >= rule.max_steps:
                 found, stream = (np.nan, np.nan, False), next_bits(bits)
                 if rule.tests > 0:
-                    found = greedy_episodes(m, rule, net, weights, stream, scratch, episode)
+                    found = greedy_episodes(
+                        m, rule, net, weights, stream, space, scratch.tests, episode
+                    )
                 episode = record_episode(rule, lanes, lane, count, found)
                 count = 0
                 begin_episode(rules, which_rule, parameters, memory, episode)
@@ -294,11 +301,11 @@ def advance_lanes(
 def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
     """Let a row's input be that of a state."""
     space.states[row] = state
-    if net.active.size == 0:
+    if net.ones == 0:
         width = net.widths[0]
         inputs = at(space.outputs, row * (width + 1))
-        if net.codes.size > 0:
-            code = at(net.codes, state)
+        if net.coded:
+            code = at(net.codes, state * (width + 1))
             for j in range(width):
                 inputs[j] = code[j]
         else:
@@ -328,22 +335,22 @@ def remember(
 
 
 @compiled
-def sample(net: Network, replay: Array, width: int, scratch: DQNScratch) -> None:
+def sample(net: Network, space: Work, replay: Array, width: int, minibatch: Minibatch) -> None:
     """Show the network a minibatch of what a lane remembers: its s, then its s′."""
-    batch = scratch.taken.size
-    rows = at(scratch.rows, batch)
-    distinct_indices(at(scratch.rows, 0), rows, batch)
+    batch = minibatch.taken.size
+    rows = at(minibatch.rows, batch)
+    distinct_indices(at(minibatch.rows, 0), rows, batch)
     for j in range(batch):
         record = at(replay, rows[j] * width)
-        scratch.reward[j], scratch.taken[j] = record[width - 3], np.int64(record[width - 2])
-        scratch.terminated[j] = record[width - 1] > 0
+        minibatch.reward[j], minibatch.taken[j] = record[width - 3], np.int64(record[width - 2])
+        minibatch.terminated[j] = record[width - 1] > 0
         for side in range(2):
             if width == SHORT_RECORD:
                 state, first = np.int64(record[side]), 0
             else:
                 state, first = np.int64(0), 4 * side
             p = (record[first], record[first + 1], record[first + 2], record[first + 3])
-            show(net, scratch.space, side * batch + j, p, state)
+            show(net, space, side * batch + j, p, state)
 
 
 @compiled
@@ -375,15 +382,15 @@ def greedy_episodes(
     net: Network,
     weights: Array,
     stream: Bits,
-    scratch: DQNScratch,
+    space: Work,
+    tests: Scratch,
     episode: Scalar,
 ) -> tuple[Scalar, Scalar, bool]:
     """Mean steps and discounted return of `tests` greedy episodes, and whether all were perfect.
 
     As ``loops.greedy_episodes``; the network sees all tests under way at once.
     """
-    space, values = scratch.space, at(scratch.space.outputs, net.outputs[-2])
-    width, tests = net.widths[-1] + 1, scratch.tests
+    values, width = at(space.outputs, net.outputs[net.layers]), net.widths[net.layers] + 1
     physics, slots = tests.physics, tests.slots
     nothing = physics[:0]
     start_tests(m, rule.tests, stream, tests, nothing, episode)
@@ -408,7 +415,7 @@ def greedy_episodes(
         if active == 0:
             break
         discount *= rule.gamma
-    return total_steps / rule.tests, mean_return(scratch.tests.returns, rule.tests), not ended_early
+    return total_steps / rule.tests, mean_return(tests.returns, rule.tests), not ended_early
 
 
 @functools.cache

@@ -1,7 +1,8 @@
 """A small ReLU network of one run and how it learns, as compiled functions of flat arrays.
 
 They restate ``lockstep/flat_network.py`` for one run, row by row of the minibatch: a layer is a
-matrix ``[in + 1, out]`` whose last row is the bias, and its input ends with a 1. Tests hold them to
+matrix ``[in + 1, out]`` whose last row is the bias, and its input ends with a 1. From
+:func:`forward` on arrays are given as places (:func:`placed`). Tests hold them to
 ``learners/published_fit.py``; sums are taken in another order.
 """
 
@@ -45,6 +46,9 @@ class Network(NamedTuple):
         codes: the input of each state with a 1 at its end, ``[states, in + 1]``, or empty.
         active: positions of the ones in it, int64 ``[states, ones]``, or empty. Without codes and
             positions, the input is the numbers of the state.
+        layers: how many.
+        coded: whether there are codes.
+        ones: how many positions there are for a state, 0 if none.
     """
 
     widths: Array
@@ -53,6 +57,9 @@ class Network(NamedTuple):
     slopes: Array
     codes: Array
     active: Array
+    layers: int
+    coded: bool
+    ones: int
 
 
 class Work(NamedTuple):
@@ -104,6 +111,9 @@ def describe(env: BatchedEnv, hidden: Sequence[int], rows: int, batch: int) -> N
         slopes=_starts(batch * (width + 1) for width in widths[1:]),
         codes=codes.numpy(),
         active=active.numpy(),
+        layers=len(widths) - 1,
+        coded=codes.numel() > 0,
+        ones=active.shape[1],
     )
 
 
@@ -130,9 +140,35 @@ def work(network: Network, rows: int, batch: int) -> Work:
 
 
 @compiled
+def placed(net: Network, space: Work) -> tuple[Network, Work]:
+    """Both with places instead of arrays, which are eight times as much to hand to a function."""
+    network = Network(
+        at(net.widths, 0),
+        at(net.starts, 0),
+        at(net.outputs, 0),
+        at(net.slopes, 0),
+        at(net.codes, 0),
+        at(net.active, 0),
+        net.layers,
+        net.coded,
+        net.ones,
+    )
+    work = Work(
+        at(space.states, 0),
+        at(space.outputs, 0),
+        at(space.slopes, 0),
+        at(space.fixed, 0),
+        at(space.gradient, 0),
+        at(space.turned, 0),
+        at(space.sums, 0),
+    )
+    return network, work
+
+
+@compiled
 def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> None:
     """The layers' outputs for the first `rows` rows; the last are the action values."""
-    last, ones = network.widths.size - 2, network.active.shape[1]
+    last, ones = network.layers - 1, network.ones
     for depth in range(last + 1):
         size, fan_out = network.widths[depth] + 1, network.widths[depth + 1]
         layer = at(parameters, network.starts[depth])
@@ -140,7 +176,7 @@ def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> N
         floor = _ZERO if depth < last else _NONE
         if depth == 0 and ones > 0:
             for row in range(rows):
-                positions = at(network.active, space.states[row])
+                positions = at(network.active, space.states[row] * ones)
                 sum_rows(positions, ones, layer, at(output, row * (fan_out + 1)), fan_out)
             for j in range(rows * (fan_out + 1)):
                 output[j] = floor if output[j] < floor else output[j]
@@ -161,7 +197,9 @@ def sum_rows(positions: Array, ones: int, layer: Array, total: Array, width: int
 
 
 @compiled
-def backward(network: Network, parameters: Array, space: Work, rows: int, taken: Array) -> None:
+def backward(
+    network: Network, parameters: Array, space: Work, rows: int, taken: Array, sparse: bool
+) -> None:
     """The gradient, from the slopes of the action values.
 
     Args:
@@ -169,9 +207,10 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         parameters: the run's.
         space: as :func:`forward` left it, with the last slopes; the others are overwritten.
         rows: how many.
-        taken: actions ``[rows]`` where the slopes of all others are 0, or empty.
+        taken: actions ``[rows]``.
+        sparse: whether the slopes of all other actions are 0.
     """
-    last, ones = network.widths.size - 2, network.active.shape[1]
+    last, ones = network.layers - 1, network.ones
     for depth in range(last, -1, -1):
         fan_in, fan_out = network.widths[depth], network.widths[depth + 1]
         start, size = network.starts[depth], fan_in + 1
@@ -179,16 +218,15 @@ def backward(network: Network, parameters: Array, space: Work, rows: int, taken:
         slope = at(space.slopes, network.slopes[depth])
         inputs = at(space.outputs, network.outputs[depth])
         lower = at(space.slopes, network.slopes[depth - 1]) if depth > 0 else slope
-        turned = at(space.turned, 0)
+        turned, sums = space.turned, space.sums
         if depth > 0:
             transpose(at(parameters, start), turned, fan_in, fan_out)
-        if depth > 0 and depth == last and taken.size > 0 and fan_out >= MANY_ACTIONS:
-            sums = at(space.sums, 0)
-            from_taken(taken, slope, turned, inputs, lower, gradient, sums, fan_in, fan_out)
+        if sparse and depth > 0 and depth == last and fan_out >= MANY_ACTIONS:
+            from_taken(rows, taken, slope, turned, inputs, lower, gradient, sums, fan_in, fan_out)
         elif depth == 0 and ones > 0:
             clear(gradient, size * fan_out)
             for row in range(rows):
-                positions = at(network.active, space.states[row])
+                positions = at(network.active, space.states[row] * ones)
                 scatter_rows(positions, ones, at(slope, row * (fan_out + 1)), gradient, fan_out)
         else:
             multiply(
@@ -212,6 +250,7 @@ def clear(array: Array, size: int) -> None:
 
 @compiled
 def from_taken(
+    rows: int,
     taken: Array,
     slope: Array,
     turned: Array,
@@ -225,7 +264,7 @@ def from_taken(
     """Gradient and lower slopes of a layer whose slopes have one entry per row that is not 0."""
     size = fan_in + 1
     clear(sums, size * fan_out)
-    for row in range(taken.size):
+    for row in range(rows):
         action = taken[row]
         own = slope[row * (fan_out + 1) + action]
         kernel, seen = at(turned, action * fan_in), at(inputs, row * size)
@@ -253,6 +292,7 @@ def fit(
     mean: Array,
     square: Array,
     space: Work,
+    batch: int,
     taken: Array,
     reward: Array,
     terminated: Array,
@@ -270,6 +310,7 @@ def fit(
         mean: Adam's first moments.
         square: Adam's second moments.
         space: :func:`forward` has been called on the minibatch's s, followed by its s′.
+        batch: how many transitions.
         taken: actions, int64 ``[batch]``.
         reward: float32 ``[batch]``.
         terminated: whether s′ ended its episode, bool ``[batch]``.
@@ -282,9 +323,9 @@ def fit(
     Returns:
         The mean squared difference before the first step.
     """
-    batch, actions = taken.size, network.widths[-1]
-    value, width = at(space.outputs, network.outputs[-2]), actions + 1
-    slope, fixed = at(space.slopes, network.slopes[-2]), at(space.fixed, 0)
+    actions, last = network.widths[network.layers], network.layers - 1
+    value, width = at(space.outputs, network.outputs[last + 1]), actions + 1
+    slope, fixed = at(space.slopes, network.slopes[last]), space.fixed
     scale, penalty = np.float32(2 / (actions * batch)), np.float32(2 * l2)
     loss, decayed1, decayed2 = 0.0, BETA1**first_step, BETA2**first_step
     for j in range(batch * width):
@@ -301,17 +342,15 @@ def fit(
             forward(network, parameters, space, batch)
         for j in range(batch * width):
             slope[j] = scale * (value[j] - fixed[j])
-        backward(network, parameters, space, batch, taken if epoch == 0 else taken[:0])
+        backward(network, parameters, space, batch, taken, epoch == 0)
         if penalty > 0:
-            for depth in range(network.widths.size - 1):
+            for depth in range(network.layers):
                 kernel = at(parameters, network.starts[depth])
                 slopes = at(space.gradient, network.starts[depth])
                 for j in range(network.widths[depth] * network.widths[depth + 1]):
                     slopes[j] += penalty * kernel[j]
         rate = learning_rate * math.sqrt(1 - decayed2) / (1 - decayed1)
         decayed1, decayed2 = decayed1 * BETA1, decayed2 * BETA2
-        adam(
-            network.starts[-1], at(parameters, 0), at(mean, 0), at(square, 0),
-            at(space.gradient, 0), np.float32(rate),
-        )  # fmt: skip
+        size = network.starts[network.layers]
+        adam(size, parameters, mean, square, space.gradient, np.float32(rate))
     return loss / (batch * actions)
