@@ -10,14 +10,13 @@ from bmc_torchrl.strategies.schedules import (
     GeometricEpsilon,
     GeometricRule,
     LinearEpsilon,
-    LinearRule,
     PowerEpsilon,
     PowerRule,
 )
 from bmc_torchrl.strategies.stacked import StackedEpsilon
 from bmc_torchrl.strategies.vdbe import VDBEEpsilon, VDBERule
 from bmc_torchrl.strategies.whatif import StrategyBank, what_if
-from bmc_torchrl.strategies.wins import ExplorationWinsEpsilon, WinsRule
+from bmc_torchrl.strategies.wins import ExplorationWinsEpsilon
 
 __all__ = [
     "SCALAR_RULES",
@@ -45,7 +44,5 @@ SCALAR_RULES: tuple[type[ScalarRule], ...] = (
     GeometricRule,
     PowerRule,
     VDBERule,
-    LinearRule,
-    WinsRule,
 )
-"""Rules that an engine compiles together, so that one compilation serves every strategy here."""
+"""Rules of the paper's strategies: an engine compiles them together, and any other when needed."""

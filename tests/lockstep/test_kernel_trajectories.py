@@ -176,7 +176,7 @@ def test_greedy_episodes_are_those_of_the_tensor_functions(name, random):
     policy = torch.randint(env.num_actions, (env.num_states,), generator=random)
     uniforms = double(tests, 4 + max_steps, random=random)
     noisy = env.scalars().noisy()
-    rule = Rule(1, tests, max_steps, gamma, 0.5, 1.0, 0.0, False, True, 0, noisy)
+    rule = Rule(1, tests, max_steps, gamma, 0.5, 1.0, 0.0, False, True, 0, noisy, 0, 0, 0, 0.0)
     length, score, perfect = called(greedy_episodes)(
         env.scalars(),
         rule,

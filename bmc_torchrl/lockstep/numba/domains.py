@@ -51,6 +51,6 @@ def _domain_start(m: Any, p: Any, u: Any, episode: Any) -> Any:
 
     def begin(m: Any, p: Any, u: Any, episode: Any) -> Any:
         (p[0], p[1], p[2], p[3]), state = start(m, u, episode)
-        return np.int64(cell(m, (p[0], p[1], p[2], p[3]), state))
+        return np.int64(cell(m, (p[0], p[1], p[2], p[3]), np.int64(state)))
 
     return begin

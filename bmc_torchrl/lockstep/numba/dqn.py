@@ -97,19 +97,15 @@ class NumbaDQNEngine(NumbaEngine):
             epochs=learner.epochs,
             l2=float(learner.l2),
             noisy=bool(self._domain.noisy()),
+            seed=run.seed,
+            first_run=run.first_run,
+            drawn=network is None,
         )
         if network is not None:
             self._lanes.networks[:, 0] = _packed(network, self.runs, self._network)
-        drawn = run.first_run, run.seed, network is None, NOTHING
         with announced(f"DQN in {type(env).__name__}"):
-            start_lanes, self._advance_lanes = dqn_loops_of(
-                type(self._domain), tuple(type(rule) for rule in self._rules)
-            )
-            self._each_block(
-                lambda first, last: start_lanes(
-                    self._domain, self._rules, self._network, self._lanes, first, last, *drawn
-                )
-            )
+            kinds = tuple(type(rule) for rule in self._rules)
+            self._advance_lanes = dqn_loops_of(type(self._domain), kinds)
             self.advance(0)
 
     def advance(self, steps: int, *, uniforms: Tensor | None = None) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bmc_torchrl.envs.lanes import ScalarDomain
 from bmc_torchrl.lockstep.numba import kernels, loops, network
-from bmc_torchrl.lockstep.numba.domains import domain_start, domain_step
+from bmc_torchrl.lockstep.numba.domains import domain_step
 from bmc_torchrl.lockstep.numba.formulas import (
     Array,
     Bits,
@@ -27,16 +27,17 @@ from bmc_torchrl.lockstep.numba.formulas import (
 from bmc_torchrl.lockstep.numba.loops import (
     Scratch,
     compiled_for,
+    is_unseeded,
     mean_return,
     record_episode,
     seed_bits,
     start_draws,
+    start_episode,
     start_tests,
     step_test,
 )
 from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward, placed
 from bmc_torchrl.lockstep.numba.rules import (
-    begin_episode,
     current_epsilon,
     learn_transition,
     look_at_values,
@@ -54,7 +55,12 @@ SHORT_RECORD, LONG_RECORD = 5, 11
 
 
 class DQNRule(NamedTuple):
-    """How all lanes learn and are tested; `noisy` says whether a step reads its uniform draw."""
+    """How all lanes begin, learn and are tested.
+
+    A lane's numbers depend on `seed` and on `first_run` plus its index only. Its weights are drawn
+    as ``QNetwork`` draws them, or left as they are unless `drawn`. `noisy` says whether a step
+    reads its uniform draw.
+    """
 
     episodes: int
     tests: int
@@ -68,6 +74,9 @@ class DQNRule(NamedTuple):
     epochs: int
     l2: float
     noisy: bool
+    seed: int
+    first_run: int
+    drawn: bool
 
 
 class DQNLanes(NamedTuple):
@@ -118,35 +127,6 @@ class DQNScratch(NamedTuple):
     tests: Scratch
 
 
-def start_lanes(
-    m: Any,
-    rules: Any,
-    net: Network,
-    lanes: DQNLanes,
-    first: int,
-    last: int,
-    offset: int,
-    seed: int,
-    drawn: bool,
-    nothing: Array,
-) -> None:
-    """Seed lanes `first` to `last` − 1, draw their weights and start their first episodes.
-
-    A lane's numbers depend on `seed` and on `offset` plus its index only. Weights are left as they
-    are unless `drawn`, as ``QNetwork`` draws them.
-    """
-    for lane in range(first, last):
-        bits, memory = at(lanes.bits, lane), at(lanes.memory, lane)
-        seed_bits(bits, seed, offset + lane)
-        if drawn:
-            draw_weights(net, at(lanes.networks, lane), bits)
-        draws = start_draws(bits, nothing, lane, lane)
-        lanes.state[lane] = domain_start(m, at(lanes.physics, lane), draws, lanes.episode[lane])
-        begin_episode(
-            rules, lanes.rule[lane], at(lanes.parameters, lane), memory, lanes.episode[lane]
-        )
-
-
 @compiled
 def draw_weights(net: Network, weights: Array, bits: Array) -> None:
     """Glorot's uniform kernels, and biases of 0."""
@@ -173,7 +153,7 @@ def advance_lanes(
 ) -> None:
     """Up to `steps` training steps of each of the lanes `first` to `last` − 1, tests included.
 
-    The order is that of docs/protocol.md §2.
+    A lane that has no random numbers yet is started. The order is that of docs/protocol.md §2.
 
     Args:
         m: the domain.
@@ -201,10 +181,19 @@ def advance_lanes(
             at(lanes.replay, lane),
             at(lanes.bits, lane),
         )
-        which_rule, parameters = lanes.rule[lane], at(lanes.parameters, lane)
-        memory, local = at(lanes.memory, lane), at(lanes.local, lanes.local_row[lane])
+        which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
+        memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
         physics, sums, time = at(lanes.physics, lane), at(lanes.sums, lane), lanes.time[lane]
-        episode, count, state = lanes.episode[lane], lanes.step_count[lane], lanes.state[lane]
+        episode, count = lanes.episode[lane], lanes.step_count[lane]
+        if is_unseeded(bits):
+            seed_bits(bits, rule.seed, rule.first_run + lane)
+            if rule.drawn:
+                draw_weights(net, weights, bits)
+            draws = start_draws(bits, given, none, lane)
+            lanes.state[lane] = start_episode(
+                m, rules, which_rule, parameters, memory, physics, draws, episode
+            )
+        state = lanes.state[lane]
         p = (physics[0], physics[1], physics[2], physics[3])
         for step in range(steps):
             if episode >= rule.episodes:
@@ -290,8 +279,10 @@ def advance_lanes(
                     )
                 episode = record_episode(rule, lanes, lane, count, found)
                 count = 0
-                begin_episode(rules, which_rule, parameters, memory, episode)
-                state = domain_start(m, physics, start_draws(bits, given, step, lane), episode)
+                draws = start_draws(bits, given, step, lane)
+                state = start_episode(
+                    m, rules, which_rule, parameters, memory, physics, draws, episode
+                )
                 p = (physics[0], physics[1], physics[2], physics[3])
         physics[0], physics[1], physics[2], physics[3] = p
         lanes.step_count[lane], lanes.state[lane], lanes.time[lane] = count, state, time
@@ -421,8 +412,7 @@ def greedy_episodes(
 @functools.cache
 def dqn_loops_of(
     kind: type[ScalarDomain], rules: tuple[type[ScalarRule], ...]
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies."""
+) -> Callable[..., None]:
+    """`advance_lanes` compiled for a class of domains and rules of strategies."""
     kernels.compile_kernels()
-    start, advance = compiled_for(kind, rules, (start_lanes, advance_lanes), _SOURCES)
-    return start, advance
+    return compiled_for(kind, rules, advance_lanes, _SOURCES)

@@ -76,7 +76,7 @@ GOLDEN, MIX1, MIX2 = (
 _U11, _U16, _U17, _U23, _U27, _U30, _U31, _U40, _U45, _U64 = (
     np.uint64(x) for x in (11, 16, 17, 23, 27, 30, 31, 40, 45, 64)
 )
-_MASK24 = np.uint64(0xFFFFFF)
+_MASK24, NO_BITS = np.uint64(0xFFFFFF), np.uint64(0)
 
 
 @compiled

@@ -16,6 +16,7 @@ from bmc_torchrl.lockstep.numba.domains import domain_start, domain_step
 from bmc_torchrl.lockstep.numba.formulas import (
     GOLDEN,
     MIX2,
+    NO_BITS,
     Array,
     Bits,
     Scalar,
@@ -49,11 +50,13 @@ __all__ = [
     "Scratch",
     "compiled_for",
     "greedy_episodes",
+    "is_unseeded",
     "loops_of",
     "mean_return",
     "record_episode",
     "seed_bits",
     "start_draws",
+    "start_episode",
     "start_tests",
     "step_test",
 ]
@@ -67,7 +70,12 @@ _STEPS, _RETURNS, _EPSILONS, _TRAIN_RETURNS, _LOSSES, _TRAIN_STEPS = range(len(C
 
 
 class Rule(NamedTuple):
-    """How all lanes learn and are tested; `noisy` says whether a step reads its uniform draw."""
+    """How all lanes begin, learn and are tested.
+
+    A lane's numbers depend on `seed` and on `first_run` plus its index only. Its table is left as
+    it is (`table` 0) or `scale` times standard normal (1) or uniform on [0, 1) (2). `noisy` says
+    whether a step reads its uniform draw.
+    """
 
     episodes: int
     tests: int
@@ -80,6 +88,10 @@ class Rule(NamedTuple):
     before: bool
     enough_perfect: int
     noisy: bool
+    seed: int
+    first_run: int
+    table: int
+    scale: float
 
 
 class Lanes(NamedTuple):
@@ -134,6 +146,8 @@ def advance_lanes(
 ) -> None:
     """Up to `steps` training steps of each of the lanes `first` to `last` − 1, tests included.
 
+    A lane that has no random numbers yet is started.
+
     Args:
         m: the domain.
         rules: those of the strategies.
@@ -147,45 +161,38 @@ def advance_lanes(
         scratch: overwritten.
     """
     for lane in range(first, last):
+        if is_unseeded(at(lanes.bits, lane)):
+            start_lane(m, rules, rule, lanes, lane, given)
         advance_lane(m, rules, rule, lanes, lane, steps, given, scratch)
 
 
-def start_lanes(
-    m: Any,
-    rules: Any,
-    lanes: Lanes,
-    first: int,
-    last: int,
-    offset: int,
-    seed: int,
-    kind: int,
-    scale: float,
-    nothing: Array,
-) -> None:
-    """Seed lanes `first` to `last` − 1, draw their tables and start their first episodes.
+@compiled
+def start_lane(m: Any, rules: Any, rule: Rule, lanes: Lanes, lane: int, given: Array) -> None:
+    """Seed a lane, draw its table and start its first episode."""
+    bits, episode = at(lanes.bits, lane), lanes.episode[lane]
+    seed_bits(bits, rule.seed, rule.first_run + lane)
+    for state in range(lanes.table.shape[1]):
+        row = lanes.table[lane, state]
+        if rule.table == 1:
+            fill_normal(row, bits, rule.scale)
+        elif rule.table == 2:
+            for j in range(row.size):
+                row[j] = rule.scale * uniform(next_bits(bits))
+        lanes.greedy[lane, state] = row_argmax(row, row.size)
+        lanes.row_sum[lane, state] = 0.0
+        for value in row:
+            lanes.row_sum[lane, state] += value
+    draws = start_draws(bits, given, 0, lane)
+    physics, memory = at(lanes.physics, lane), lanes.memory[lane]
+    lanes.state[lane] = start_episode(
+        m, rules, lanes.rule[lane], lanes.parameters[lane], memory, physics, draws, episode
+    )
 
-    A lane's numbers depend on `seed` and on `offset` plus its index only. Tables are left as they
-    are (`kind` 0) or `scale` times standard normal (1) or uniform on [0, 1) (2).
-    """
-    for lane in range(first, last):
-        bits, memory = at(lanes.bits, lane), at(lanes.memory, lane)
-        seed_bits(bits, seed, offset + lane)
-        for state in range(lanes.table.shape[1]):
-            row = lanes.table[lane, state]
-            if kind == 1:
-                fill_normal(row, bits, scale)
-            elif kind == 2:
-                for j in range(row.size):
-                    row[j] = scale * uniform(next_bits(bits))
-            lanes.greedy[lane, state] = row_argmax(row, row.size)
-            lanes.row_sum[lane, state] = 0.0
-            for value in row:
-                lanes.row_sum[lane, state] += value
-        draws = start_draws(bits, nothing, 0, lane)
-        lanes.state[lane] = domain_start(m, at(lanes.physics, lane), draws, lanes.episode[lane])
-        begin_episode(
-            rules, lanes.rule[lane], at(lanes.parameters, lane), memory, lanes.episode[lane]
-        )
+
+@compiled
+def is_unseeded(bits: Array) -> Any:
+    """Whether a generator, whose state is never all 0, has not been seeded."""
+    return (bits[0] | bits[1] | bits[2] | bits[3]) == NO_BITS
 
 
 @compiled
@@ -210,8 +217,8 @@ def advance_lane(
     """Up to `steps` training steps of one lane, in the order of docs/protocol.md §2."""
     table, greedy, row_sum = lanes.table[lane], lanes.greedy[lane], lanes.row_sum[lane]
     physics, bits, sums = at(lanes.physics, lane), at(lanes.bits, lane), at(lanes.sums, lane)
-    which_rule, parameters = lanes.rule[lane], at(lanes.parameters, lane)
-    memory, local = at(lanes.memory, lane), at(lanes.local, lanes.local_row[lane])
+    which_rule, parameters = lanes.rule[lane], lanes.parameters[lane]
+    memory, local = lanes.memory[lane], lanes.local[lanes.local_row[lane]]
     nothing = given[:0, :0, 0]
     actions, gamma, drawn = table.shape[1], np.float32(rule.gamma), given.shape[0] == 0
     episode, count = lanes.episode[lane], lanes.step_count[lane]
@@ -276,11 +283,27 @@ def advance_lane(
             episode = finish_episode(m, rule, lanes, lane, count, scratch, nothing)
             count = 0
             rate = learning_rate(rule.rate_initial, rule.rate_decay, rule.rate_floor, episode)
-            begin_episode(rules, which_rule, parameters, memory, episode)
-            state = domain_start(m, physics, start_draws(bits, given, step, lane), episode)
+            draws = start_draws(bits, given, step, lane)
+            state = start_episode(m, rules, which_rule, parameters, memory, physics, draws, episode)
             p = (physics[0], physics[1], physics[2], physics[3])
     physics[0], physics[1], physics[2], physics[3] = p
     lanes.step_count[lane], lanes.state[lane], lanes.action[lane] = count, state, action
+
+
+@compiled
+def start_episode(
+    m: Any,
+    rules: Any,
+    which_rule: int,
+    parameters: Array,
+    memory: Array,
+    physics: Array,
+    draws: Numbers,
+    episode: Scalar,
+) -> Scalar:
+    """Start a lane's episode; its first state."""
+    begin_episode(rules, which_rule, parameters, memory, episode)
+    return domain_start(m, physics, draws, episode)
 
 
 @compiled
@@ -430,29 +453,26 @@ def start_draws(bits: Array, given: Array, step: int, lane: int) -> Numbers:
 
 
 @functools.cache
-def loops_of(
-    kind: type[ScalarDomain], rules: tuple[type[ScalarRule], ...]
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    """`start_lanes` and `advance_lanes` compiled for a class of domains and rules of strategies."""
-    start, advance = compiled_for(kind, rules, (start_lanes, advance_lanes), SOURCES)
-    return start, advance
+def loops_of(kind: type[ScalarDomain], rules: tuple[type[ScalarRule], ...]) -> Callable[..., None]:
+    """`advance_lanes` compiled for a class of domains and rules of strategies."""
+    return compiled_for(kind, rules, advance_lanes, SOURCES)
 
 
 def compiled_for(
     kind: type[ScalarDomain],
     rules: tuple[type[ScalarRule], ...],
-    loops: Sequence[Callable[..., None]],
+    loop: Callable[..., None],
     sources: Sequence[str],
-) -> list[Callable[..., None]]:
-    """Loops compiled for a class of domains and rules of strategies.
+) -> Callable[..., None]:
+    """A loop compiled for a class of domains and rules of strategies.
 
-    They are cached on disk, by the classes' names and a checksum of all that is compiled.
+    It is cached on disk, by the classes' names and a checksum of all that is compiled.
 
     Args:
         kind: class of the domain.
         rules: classes of the strategies' rules.
-        loops: plain functions.
-        sources: the files that they and the compiled functions that they call are in.
+        loop: a plain function.
+        sources: the files that it and the compiled functions that it calls are in.
     """
     functions: list[Any] = [kind.start, kind.step, kind.cell]
     checksum = zlib.crc32(b"".join(Path(source).read_bytes() for source in sources))
@@ -461,4 +481,5 @@ def compiled_for(
         checksum = zlib.crc32(f"{rule.__module__}.{rule.__qualname__}".encode(), checksum)
     checksum ^= source_checksum(functions)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    return [cached_on_disk(loop, name, checksum) for loop in loops]
+    compiled_loop: Callable[..., None] = cached_on_disk(loop, name, checksum)
+    return compiled_loop

@@ -63,6 +63,14 @@ class NumbaTabularEngine(NumbaEngine):
         self._rules, lanes = _lanes(env, strategy, run.episodes)
         super().__init__(lanes, strategy, threads)
         self._domain = env.scalars()
+        if table is not None:
+            wanted = self._lanes.table.shape
+            if tuple(table.shape) != wanted:
+                raise ValueError(
+                    f"table must have the shape {wanted} of [runs, states, actions], got "
+                    f"{tuple(table.shape)}."
+                )
+            self._lanes.table[...] = table.detach().cpu().numpy()
         self._rule = Rule(
             episodes=run.episodes,
             tests=run.tests,
@@ -75,27 +83,14 @@ class NumbaTabularEngine(NumbaEngine):
             before=run.next_action == "before",
             enough_perfect=run.stop_after_perfect_tests or 0,
             noisy=bool(self._domain.noisy()),
+            seed=run.seed,
+            first_run=run.first_run,
+            table=_TABLES[learner.initializer] if table is None else 0,
+            scale=float(learner.scale),
         )
-        kind = _TABLES[learner.initializer]
-        if table is not None:
-            wanted = self._lanes.table.shape
-            if tuple(table.shape) != wanted:
-                raise ValueError(
-                    f"table must have the shape {wanted} of [runs, states, actions], got "
-                    f"{tuple(table.shape)}."
-                )
-            self._lanes.table[...] = table.detach().cpu().numpy()
-            kind = 0
-        drawn = run.first_run, run.seed, kind, float(learner.scale), NOTHING
         with announced(f"expected SARSA in {type(env).__name__}"):
-            start_lanes, self._advance_lanes = loops_of(
-                type(self._domain), tuple(type(rule) for rule in self._rules)
-            )
-            self._each_block(
-                lambda first, last: start_lanes(
-                    self._domain, self._rules, self._lanes, first, last, *drawn
-                )
-            )
+            kinds = tuple(type(rule) for rule in self._rules)
+            self._advance_lanes = loops_of(type(self._domain), kinds)
             self.advance(0)
 
     def advance(self, steps: int, *, uniforms: Tensor | None = None) -> None:
