@@ -300,8 +300,9 @@ def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
             for j in range(width):
                 inputs[j] = code[j]
         else:
-            for j in range(4):
-                inputs[j] = np.float32(p[j])
+            # In a loop, an entry of a tuple would be read through a table of jumps.
+            inputs[0], inputs[1] = np.float32(p[0]), np.float32(p[1])
+            inputs[2], inputs[3] = np.float32(p[2]), np.float32(p[3])
 
 
 @compiled
@@ -320,8 +321,8 @@ def remember(
     if width == SHORT_RECORD:
         record[0], record[1] = state, after
     else:
-        for j in range(4):
-            record[j], record[4 + j] = p[j], q[j]
+        record[0], record[1], record[2], record[3] = p
+        record[4], record[5], record[6], record[7] = q
     record[width - 3], record[width - 2], record[width - 1] = reward, action, terminated
 
 
@@ -335,6 +336,9 @@ def sample(net: Network, space: Work, replay: Array, width: int, minibatch: Mini
         record = at(replay, rows[j] * width)
         minibatch.reward[j], minibatch.taken[j] = record[width - 3], np.int64(record[width - 2])
         minibatch.terminated[j] = record[width - 1] > 0
+    # A loop of its own: the one above waits for memory, and waits for many records at once.
+    for j in range(batch):
+        record = at(replay, rows[j] * width)
         for side in range(2):
             if width == SHORT_RECORD:
                 state, first = np.int64(record[side]), 0
@@ -349,11 +353,13 @@ def distinct_indices(positions: Array, rows: Array, count: int) -> None:
     """``learners.replay.distinct_indices``, from positions among what is left."""
     for j in range(count):
         rows[j] = positions[j]
-    for draw in range(count - 2, -1, -1):
-        removed = positions[draw]
-        # Over all of them, because loops of one length are vectors.
-        for j in range(count):
-            rows[j] += (rows[j] >= removed) & (j > draw)
+    # Eight at a time, because loops of one length are vectors.
+    for first in range(0, count, 8):
+        size = 8 if first + 8 <= count else count - first
+        for draw in range(first + size - 2, -1, -1):
+            removed = positions[draw]
+            for j in range(first, first + size):
+                rows[j] += (rows[j] >= removed) & (j > draw)
 
 
 @compiled

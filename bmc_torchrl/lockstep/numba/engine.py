@@ -50,12 +50,11 @@ class NumbaEngine:
 
     def _each_block(self, work: Callable[[int, int], None]) -> None:
         """`work(first, last)` on blocks of lanes; the threads take them as they get free."""
+        if self.threads == 1:
+            work(0, self.runs)
+            return
         size = max(1, -(-self.runs // (self.threads * _BLOCKS_PER_THREAD)))
         blocks = [(i, min(i + size, self.runs)) for i in range(0, self.runs, size)]
-        if self.threads == 1:
-            for block in blocks:
-                work(*block)
-            return
         with ThreadPoolExecutor(self.threads) as pool:
             for done in [pool.submit(work, *block) for block in blocks]:
                 done.result()

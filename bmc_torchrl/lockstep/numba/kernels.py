@@ -179,19 +179,25 @@ def _index(number: int) -> Any:
 
 
 def _tile(rows: int, vectors: int, lanes: int) -> Any:
-    """A function that computes `rows` times up to `vectors` · `lanes` entries of a product.
+    """A function that computes up to `rows` times `vectors` · `lanes` entries of a product.
 
-    The last vector may be cut short.
+    The last vector may be cut short. Where there are fewer rows, the last is computed several
+    times: all of them at once take no longer than one, which would wait for every sum.
     """
 
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        inner, columns, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor = given
+        left, inner, columns, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor = given
         vector = _Vectors(builder, lanes)
         rest = builder.sub(columns, _index((vectors - 1) * lanes))
         cut = vector.first(rest)
         masks = [None] * (vectors - 1) + [cut]
         a, b, c = builder.gep(a, [at_a]), builder.gep(b, [at_b]), builder.gep(c, [at_c])
-        lines = [builder.gep(a, [vector.times(down, row)]) for row in range(rows)]
+        lines, targets = [a], [c]
+        for row in range(1, rows):
+            there = builder.icmp_signed("<", _index(row), left)
+            for places, step in ((lines, down), (targets, c_row)):
+                step = builder.select(there, step, _index(0))
+                places.append(builder.gep(places[-1], [step]))
         cells = [(row, column) for row in range(rows) for column in range(vectors)]
         before, loop = builder.block, builder.append_basic_block("inner")
         builder.branch(loop)
@@ -223,49 +229,37 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
         for row, v in cells:
             value = added[row, v]
             value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
-            at = builder.add(vector.times(c_row, row), _index(v * lanes))
             if v < vectors - 1:
-                vector.store(value, c, at)
+                vector.store(value, targets[row], _index(v * lanes))
             else:
-                last.append((value, c, at))
+                last.append((value, targets[row], _index(v * lanes)))
         vector.store_first(last, rest, cut)
         return context.get_dummy_value()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
-        typing: Any, inner: Any, columns: Any, a: Any, at_a: Any, down: Any, along: Any, b: Any,
-        at_b: Any, b_row: Any, c: Any, at_c: Any, c_row: Any, floor: Any,
+        typing: Any, left: Any, inner: Any, columns: Any, a: Any, at_a: Any, down: Any, along: Any,
+        b: Any, at_b: Any, b_row: Any, c: Any, at_c: Any, c_row: Any, floor: Any,
     ) -> Any:  # fmt: skip
-        operands = inner, columns, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor
+        operands = left, inner, columns, a, at_a, down, along, b, at_b, b_row, c, at_c, c_row, floor
         return types.void(*operands), generate
 
     return tile
 
 
 def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
-    """A function that computes some columns of a product, `high` rows at a time.
-
-    The last rows are taken together with some that have been computed already.
-    """
-    many, one = _tile(high, vectors, lanes), _tile(1, vectors, lanes)
+    """A function that computes some columns of a product, `high` rows at a time."""
+    tile = _tile(high, vectors, lanes)
 
     @compiled
     def strip(
         rows: int, inner: int, columns: int, a: Any, down: int, along: int,
         b: Any, b_row: int, c: Any, c_row: int, floor: float, j: int,
     ) -> None:  # fmt: skip
-        i = 0
-        while rows >= high and i < rows:
-            i = i if i < rows - high else rows - high
-            many(
-                inner, columns, a, i * down, down, along, b, j, b_row,
+        for i in range(0, rows, high):
+            tile(
+                rows - i, inner, columns, a, i * down, down, along, b, j, b_row,
                 c, i * c_row + j, c_row, floor,
-            )  # fmt: skip
-            i += high
-        for k in range(i, rows):
-            one(
-                inner, columns, a, k * down, down, along, b, j, b_row,
-                c, k * c_row + j, c_row, floor,
             )  # fmt: skip
 
     return strip
