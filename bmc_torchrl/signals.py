@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "StopSignals"]
+__all__ = ["Interrupted", "StopSignals", "held_back"]
 
 _ASKING = (signal.SIGINT, signal.SIGTERM)
 
@@ -84,3 +86,34 @@ class StopSignals:
             self.pending = number
         else:
             raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Within it, SIGINT and SIGTERM wait: what is short and must be whole is not cut in two.
+
+    Examples:
+        >>> done = []
+        >>> with StopSignals(), held_back():
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     done.append("all of it")
+        Traceback (most recent call last):
+        bmc_torchrl.signals.Interrupted: interrupted
+        >>> done
+        ['all of it']
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: noted.append(number))
+        for number in _ASKING
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if noted:
+            signal.raise_signal(noted[0])

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from bmc_torchrl.analysis.tables import provenance, save, tidy
-from bmc_torchrl.signals import StopSignals
+from bmc_torchrl.signals import StopSignals, held_back
 from bmc_torchrl.strategies import ChangeDetector
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
@@ -378,7 +378,8 @@ class EpisodeProgress(Callback):
         )
         total = log.runs * log.episodes
         self.task = self.bar.add_task("", total=total, known="", count=_count(0, total))
-        self.bar.start()
+        with held_back():
+            self.bar.start()
         self.shown = self.began = time.monotonic()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
@@ -407,14 +408,16 @@ class EpisodeProgress(Callback):
         assert isinstance(pl_module, RecordedLearner)
         self._refresh(pl_module, time.monotonic())
         assert self.bar is not None
-        self.bar.stop()
+        with held_back():
+            self.bar.stop()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Leave the terminal as it was."""
         if self.bar is not None:
-            self.bar.stop()
+            with held_back():
+                self.bar.stop()
 
 
 def _count(done: int, total: int) -> str:

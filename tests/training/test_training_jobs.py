@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import signal
 
 import lightning as L  # noqa: N812
 import pytest
@@ -19,6 +20,7 @@ from bmc_torchrl.analysis.job_summary import print_job_summary
 from bmc_torchrl.analysis.tables import load, load_metadata
 from bmc_torchrl.envs import SubgoalGridEnv
 from bmc_torchrl.learners.values import QTable, q_actor
+from bmc_torchrl.signals import Interrupted, StopSignals
 from bmc_torchrl.training import EpisodeProgress, GreedyEvaluation, StopAfterPerfectTests
 from bmc_torchrl.training.episodes import EpisodeLog
 from bmc_torchrl.training.greedy_tests import greedy_tests
@@ -311,3 +313,28 @@ def test_the_progress_of_a_long_job_fits_80_columns(monkeypatch) -> None:
     last = [line for line in re.split("[\r\n]", text) if line][-1]
     assert last.startswith("10M/10M episodes ━━━━━━ a strate: return -123457 ε 0.4")
     assert re.search("steps/s [0-9]+:[0-9]{2}$", last.strip())
+
+
+@pytest.mark.parametrize("cut", ["set_live", "push_render_hook", "show_cursor"])
+def test_a_signal_while_the_progress_bar_appears_leaves_a_terminal_behind(
+    cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr("bmc_torchrl.training.callbacks.Console", lambda **_: terminal)
+    step = getattr(terminal, cut)
+
+    def asked(*args):
+        monkeypatch.setattr(terminal, cut, step)
+        signal.raise_signal(signal.SIGTERM)
+        return step(*args)
+
+    monkeypatch.setattr(terminal, cut, asked)
+    _, learner, *_ = built(*tiny("grid_sarsa"))
+    progress = EpisodeProgress()
+    trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    with StopSignals(), pytest.raises(Interrupted) as stop:
+        progress.on_train_start(trainer, learner)
+    progress.on_exception(trainer, learner, stop.value)
+    hidden, visible = "\x1b[?25l", "\x1b[?25h"
+    assert shown.getvalue().rindex(hidden) < shown.getvalue().rindex(visible)
