@@ -19,6 +19,7 @@ from bmc_torchrl.lockstep.numba.formulas import (
     at,
     compiled,
     epsilon_greedy,
+    inlined,
     next_bits,
     row_argmax,
     uniform,
@@ -127,7 +128,7 @@ class DQNScratch(NamedTuple):
     tests: Scratch
 
 
-@compiled
+@inlined
 def draw_weights(net: Network, weights: Array, bits: Array) -> None:
     """Glorot's uniform kernels, and biases of 0."""
     for depth in range(net.layers):
@@ -305,7 +306,7 @@ def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
             inputs[2], inputs[3] = np.float32(p[2]), np.float32(p[3])
 
 
-@compiled
+@inlined
 def remember(
     record: Array,
     width: int,
@@ -326,7 +327,7 @@ def remember(
     record[width - 3], record[width - 2], record[width - 1] = reward, action, terminated
 
 
-@compiled
+@inlined
 def sample(net: Network, space: Work, replay: Array, width: int, minibatch: Minibatch) -> None:
     """Show the network a minibatch of what a lane remembers: its s, then its s′."""
     batch = minibatch.taken.size
@@ -348,7 +349,7 @@ def sample(net: Network, space: Work, replay: Array, width: int, minibatch: Mini
             show(net, space, side * batch + j, p, state)
 
 
-@compiled
+@inlined
 def distinct_indices(positions: Array, rows: Array, count: int) -> None:
     """``learners.replay.distinct_indices``, from positions among what is left."""
     for j in range(count):
@@ -362,7 +363,7 @@ def distinct_indices(positions: Array, rows: Array, count: int) -> None:
                 rows[j] += (rows[j] >= removed) & (j > draw)
 
 
-@compiled
+@inlined
 def maximum_and_mean(row: Array, size: int) -> tuple[Scalar, Scalar]:
     """Of a row of action values; the mean from a sum in float64."""
     best, total = row[0], 0.0
@@ -372,7 +373,7 @@ def maximum_and_mean(row: Array, size: int) -> tuple[Scalar, Scalar]:
     return best, np.float32(total / size)
 
 
-@compiled
+@inlined
 def greedy_episodes(
     m: Any,
     rule: DQNRule,

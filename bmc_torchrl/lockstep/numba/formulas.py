@@ -28,6 +28,7 @@ __all__ = [
     "compiled",
     "epsilon_greedy",
     "fill_normal",
+    "inlined",
     "learning_rate",
     "mixed",
     "move_value",
@@ -46,6 +47,8 @@ Scalar = Any
 Bits = Any
 
 compiled = cast(Callable[[F], F], numba.njit(**INNER))
+# For what one function calls in one place: its arguments are nothing to compile.
+inlined = cast(Callable[[F], F], numba.njit(inline="always", **INNER))
 # A maximum may be taken in any order; nothing else here may.
 _compiled_unordered = cast(Callable[[F], F], numba.njit(fastmath={"nnan", "nsz"}, **INNER))
 

@@ -24,6 +24,7 @@ from bmc_torchrl.lockstep.numba.formulas import (
     compiled,
     epsilon_greedy,
     fill_normal,
+    inlined,
     learning_rate,
     mixed,
     move_value,
@@ -319,7 +320,7 @@ def finish_episode(
     return record_episode(rule, lanes, lane, steps, found)
 
 
-@compiled
+@inlined
 def record_episode(rule: Any, lanes: Any, lane: int, steps: int, found: Any) -> Any:
     """Record an episode of `steps` steps and what its tests `found`; the episodes now done."""
     k, curves, sums = lanes.episode[lane], lanes.curves, at(lanes.sums, lane)
@@ -385,7 +386,7 @@ def greedy_episodes(
     return total_steps / tests, mean_return(scratch.returns, tests), not ended_early
 
 
-@compiled
+@inlined
 def start_tests(
     m: Any, tests: int, stream: Bits, scratch: Scratch, given: Array, episode: Scalar
 ) -> None:
@@ -404,7 +405,7 @@ def start_tests(
         scratch.states[j] = domain_start(m, at(scratch.physics, j), u, episode)
 
 
-@compiled
+@inlined
 def step_test(
     m: Any,
     scratch: Scratch,
@@ -428,7 +429,7 @@ def step_test(
     return terminated
 
 
-@compiled
+@inlined
 def mean_return(returns: Array, tests: int) -> Scalar:
     """Of the tests, in their order."""
     score = 0.0

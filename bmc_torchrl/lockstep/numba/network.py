@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
 from bmc_torchrl.envs.factored import active_features, one_hot_encoding
-from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, at, compiled, row_maximum
+from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, at, compiled, inlined, row_maximum
 from bmc_torchrl.lockstep.numba.kernels import BETA1, BETA2, adam, multiply, transpose
 
 __all__ = ["Network", "Work", "describe", "fit", "forward", "work"]
@@ -139,7 +139,7 @@ def work(network: Network, rows: int, batch: int) -> Work:
     )
 
 
-@compiled
+@inlined
 def placed(net: Network, space: Work) -> tuple[Network, Work]:
     """Both with places instead of arrays, which are eight times as much to hand to a function."""
     network = Network(
@@ -196,7 +196,7 @@ def sum_rows(positions: Array, ones: int, layer: Array, total: Array, width: int
             total[j] = row[j] if number == 0 else total[j] + row[j]
 
 
-@compiled
+@inlined
 def backward(
     network: Network, parameters: Array, space: Work, rows: int, taken: Array, sparse: bool
 ) -> None:
@@ -285,7 +285,7 @@ def scatter_rows(positions: Array, ones: int, slope: Array, gradient: Array, wid
             into[j] += slope[j]
 
 
-@compiled
+@inlined
 def fit(
     network: Network,
     parameters: Array,
