@@ -216,9 +216,14 @@ def run_forward(net, parameters, space, rows):
 
 
 @called
-def run_fit(net, parameters, mean, square, space, batch, *rest):
+def run_fit(net, parameters, mean, square, space, batch, made, gamma, rate, l2, epochs):
     network, places = placed(net, space)
-    return fit(network, at(parameters, 0), at(mean, 0), at(square, 0), places, batch, *rest)
+    weights, first, second = at(parameters, 0), at(mean, 0), at(square, 0)
+    taken, reward, terminated = made
+    return fit(
+        network, weights, first, second, places, batch, taken, reward, terminated,
+        gamma, rate, l2, epochs, 1,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -251,7 +256,7 @@ def test_the_compiled_fit_is_the_published_fit(shape, random):
     moments = np.zeros_like(parameters), np.zeros_like(parameters)
     made = action.numpy(), reward.numpy(), terminated.numpy()
     gamma = np.float32(0.9)
-    loss = run_fit(net, parameters, *moments, space, batch, *made, gamma, 0.001, l2, epochs, 1)
+    loss = run_fit(net, parameters, *moments, space, batch, made, gamma, 0.001, l2, epochs)
     target = reward + 0.9 * torch.where(terminated, 0.0, expected[batch:].amax(-1))
     weights = {name: p.detach() for name, p in network.named_parameters()}
     theirs = fit_minibatch(
