@@ -322,7 +322,9 @@ class AtomicCheckpoint(Checkpoint):
             self.save(trainer)
             self._wait(trainer)
         if self.signals is not None:
-            self.signals.raise_pending()
+            # One that came after the look above waits for the next step, which is saved.
+            if asked:
+                self.signals.raise_pending()
             # Ranks save together, so one that was asked cannot save alone.
             self.signals.deferred = trainer.world_size == 1
 

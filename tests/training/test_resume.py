@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning.fabric.plugins.io.torch_io as torch_io
 import pytest
@@ -16,6 +19,7 @@ from jobs import assert_identical, everything, settings, tiny, trained
 
 from bmc_torchrl.analysis.tables import load
 from bmc_torchrl.errors import SettingsError
+from bmc_torchrl.signals import Interrupted, StopSignals
 from bmc_torchrl.training import AtomicCheckpoint
 from bmc_torchrl.training.transitions import random_state, restore_random_state, seed_everything
 
@@ -111,6 +115,40 @@ def test_checkpoints_come_every_so_many_updates_where_lightning_counts_them(tmp_
         )
         trained(tmp_path, *job, "trainer.checkpoint_every_n_chunks=1")
     assert steps[:3] == [10, 20, 30]
+
+
+@pytest.mark.parametrize("moment", range(24))
+def test_a_job_that_is_asked_to_end_between_any_two_lines_saves_first(
+    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(
+        AtomicCheckpoint, "save", lambda _, trainer: saved.append(trainer.global_step)
+    )
+    trainer, lines = SimpleNamespace(global_step=0, world_size=1), itertools.count()
+
+    def ask(frame, event, _):
+        if frame.f_code is not AtomicCheckpoint.on_train_batch_end.__code__:
+            return None
+        if event == "line" and next(lines) == moment:
+            signal.raise_signal(signal.SIGTERM)
+        return ask
+
+    def take_steps(callback):
+        for trainer.global_step in range(1, 20):
+            callback.on_train_batch_end(trainer, None)
+
+    before = sys.gettrace()
+    with StopSignals() as signals:
+        signals.deferred = True
+        callback = AtomicCheckpoint(tmp_path, 3, signals=signals)
+        sys.settrace(ask)
+        try:
+            with pytest.raises(Interrupted):
+                take_steps(callback)
+        finally:
+            sys.settrace(before)
+    assert saved[-1] == trainer.global_step
 
 
 def rows(output: Path) -> list[str]:
