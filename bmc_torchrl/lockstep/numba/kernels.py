@@ -178,6 +178,14 @@ def _index(number: int) -> Any:
     return ir.Constant(_INDEX, number)
 
 
+def _opaque(builder: Any, number: Any) -> Any:
+    """The number, as one of which LLVM knows nothing.
+
+    Of an offset that it knows, it makes an address for every row, and has no registers for them.
+    """
+    return builder.asm(ir.FunctionType(_INDEX, [_INDEX]), "", "=r,0", [number], False)
+
+
 def _tile(rows: int, vectors: int, lanes: int) -> Any:
     """A function that computes up to `rows` times `vectors` · `lanes` entries of a product.
 
@@ -203,7 +211,7 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
         builder.branch(loop)
         builder.position_at_end(loop)
         step, sums = builder.phi(_INDEX), {cell: builder.phi(vector.type) for cell in cells}
-        to_a, to_b = builder.mul(step, along), builder.mul(step, b_row)
+        to_a, to_b = _opaque(builder, builder.mul(step, along)), builder.mul(step, b_row)
         right = [
             vector.load(b, builder.add(to_b, _index(v * lanes)), mask)
             for v, mask in enumerate(masks)
