@@ -3,9 +3,11 @@ import importlib
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from bmc_torchrl import AdaptiveEGreedyModule
 from bmc_torchrl.benchmarks import command as benchmark
-from bmc_torchrl.benchmarks import processes, timing
+from bmc_torchrl.benchmarks import diff, processes, timing
 
 
 @pytest.mark.parametrize("section", benchmark.SECTIONS)
@@ -29,6 +31,16 @@ def test_a_peer_that_cannot_run_gives_a_row_that_says_so():
 def test_a_speed_is_met_from_above_and_a_cost_from_below(ours, goal, met):
     assert timing.speed("", ours, 1.0, goal)["met"] is met
     assert timing.cost("", ours, 1.0, goal)["met"] is not met
+
+
+@pytest.mark.slow
+def test_the_diffs_scripts_are_compared_where_they_act_alike_only(monkeypatch):
+    monkeypatch.setattr(timing.EFFORT, "share", 0.05)
+    (row,) = diff.rows()
+    assert row["peer"] > 0
+    monkeypatch.setattr(AdaptiveEGreedyModule, "eps", torch.tensor(0.9))
+    with pytest.raises(RuntimeError, match="acted differently"):
+        list(diff.rows())
 
 
 @pytest.mark.slow
