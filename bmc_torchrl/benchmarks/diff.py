@@ -83,24 +83,24 @@ def rows() -> Iterator[dict[str, Any]]:
     """One row: processor time of a batch."""
     torch.set_num_threads(1)
     ours, peer = Script(adaptive=True), Script(adaptive=False)
-    pairs = []
+    warm_up_and_pairs = []
     for number in range(1 + EFFORT.count(PAIRS, least=2)):
-        first, second = (ours, peer) if number % 2 else (peer, ours)
         peer.explore.eps.copy_(ours.explore.eps)
-        times = dict(zip((first, second), _same_batch(first, second), strict=True))
-        pairs.append((times[ours], times[peer]))
-    ratio = statistics.median(mine / theirs for mine, theirs in pairs[1:])
-    theirs = statistics.median(pair[1] for pair in pairs[1:])
+        times = _same_batch(*((ours, peer) if number % 2 else (peer, ours)))
+        warm_up_and_pairs.append((times[ours], times[peer]))
+    _, *pairs = warm_up_and_pairs
+    ratio = statistics.median(mine / theirs for mine, theirs in pairs)
+    theirs = statistics.median(pair[1] for pair in pairs)
     work = f"TorchRL DQN script, {FRAMES} frames and {UPDATES} updates, the README's diff, seconds"
     yield cost(work, ratio * theirs, theirs, GOAL)
 
 
-def _same_batch(first: Script, second: Script) -> list[float]:
-    """What a batch takes each, from the same random numbers."""
-    state, found = torch.get_rng_state(), []
+def _same_batch(first: Script, second: Script) -> dict[Script, float]:
+    """What a batch takes each, one after the other, from the same random numbers."""
+    state, found = torch.get_rng_state(), {}
     for script in (first, second):
         torch.set_rng_state(state)
-        found.append(seconds(script.batch, 1))
+        found[script] = seconds(script.batch, 1)
     if not first.actions.equal(second.actions):
         raise RuntimeError("The two scripts acted differently: what they take cannot be compared.")
     return found
