@@ -477,6 +477,12 @@ class RepeatedAction(Replacement):
 
     def forward(self, layout: ActionLayout, choice: Choice, coin: Tensor, draws: Tensor) -> Tensor:
         """Go on with what is held, or flip the coin."""
+        if layout.batch_of(choice.action) != choice.epsilon.shape:
+            raise ValueError(
+                f"explore='zeta' holds one action per element of a batch, and the action has shape "
+                f"{tuple(choice.action.shape)} where the batch size is "
+                f"{tuple(choice.epsilon.shape)}: pass a spec and actions with no further dimension."
+            )
         held, left = self._remembered(choice.epsilon)
         if choice.first is not None:
             self.end(choice.first)

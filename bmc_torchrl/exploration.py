@@ -228,20 +228,17 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         epsilon = self._epsilon(tensordict, acting)
         if action.device != epsilon.device:
             epsilon = self._moved(epsilon, action.device)
-        if self._num_actions is not None and action.dtype == torch.int64:
-            acted = epsilon_greedy_action(action, epsilon, *self._chance(action))
+        number, shape = self._num_actions, action.shape
+        if number is not None and shape == epsilon.shape and action.dtype == torch.int64:
+            # Drawn as EGreedyModule draws them.
+            coin = torch.rand_like(epsilon)
+            draw = torch.randint(number, shape, device=action.device)
+            acted = epsilon_greedy_action(action, epsilon, coin, draw)
         else:
             acted = self._explored(tensordict, action, epsilon)
         tensordict.set(self.action_key, acted)
         tensordict.set(self.epsilon_key, epsilon)
         return tensordict.set(self.taken_key, torch.ones_like(epsilon, dtype=torch.bool))
-
-    def _chance(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        """A coin and a uniform action for each, drawn as ``EGreedyModule`` draws them."""
-        shape, device = action.shape, action.device
-        assert self._num_actions is not None
-        coin = torch.rand(shape, device=device)
-        return coin, torch.randint(self._num_actions, shape, device=device)
 
     def _explored(self, tensordict: TensorDictBase, action: Tensor, epsilon: Tensor) -> Tensor:
         """The action of any layout, replaced with probability ε by a legal one."""
@@ -335,7 +332,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
 
     def _epsilon(self, tensordict: TensorDictBase, acting: TensorDictBase) -> Tensor:
         # A copy: ε may be a view of what the strategy remembers.
-        epsilon = self.strategy.epsilon(tensordict).to(torch.get_default_dtype(), copy=True)
+        exact, dtype = self.strategy.epsilon(tensordict), torch.get_default_dtype()
+        epsilon = exact.clone() if exact.dtype == dtype else exact.type(dtype)
         shape = acting.batch_size
         if epsilon.shape == shape:
             return epsilon

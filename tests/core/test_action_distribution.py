@@ -34,6 +34,8 @@ def histograms(first, second):
 
 SPECS = {
     "categorical": (Categorical(4), torch.tensor(1)),
+    "categorical_in_a_column": (Categorical(4, shape=[1]), torch.tensor([1])),
+    "two_categorical_with_one_coin": (Categorical(4, shape=[2]), torch.tensor([1, 1])),
     "one_hot": (OneHot(4), F.one_hot(torch.tensor(1), 4).bool()),
     "multi_categorical": (MultiCategorical([2, 3]), torch.tensor([1, 1])),
     "multi_one_hot": (MultiOneHot([2, 3]), torch.tensor([0, 1, 0, 1, 0]).bool()),

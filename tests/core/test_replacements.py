@@ -23,7 +23,7 @@ from contracts import (
 )
 from scipy import stats
 from tensordict import TensorDict
-from torchrl.data import MultiCategorical
+from torchrl.data import Categorical, MultiCategorical
 from torchrl.envs import InitTracker, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -303,6 +303,20 @@ def test_what_is_missing_is_said():
     for options in ({"mu": 1.0}, {"mu": float("nan")}, {"longest": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
             RepeatedAction(**options)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_zeta_refuses_more_than_one_action_per_element(masked):
+    key = "action_mask" if masked else None
+    explore = AdaptiveEGreedyModule(
+        Categorical(4, shape=[2]), ConstantEpsilon(0.5), explore="zeta", action_mask_key=key
+    )
+    td = observed(RUNS, masked=masked).set("is_init", torch.zeros(*RUNS, 1, dtype=torch.bool))
+    td["action"] = torch.ones(*RUNS, 2, dtype=torch.int64)
+    if masked:
+        td["action_mask"] = torch.ones(*RUNS, 2, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"one action per .* shape \(4, 2\) .* size is \(4,\)"):
+        explore(td)
 
 
 def test_agents_hold_actions_each_by_itself():
