@@ -29,14 +29,11 @@ from bmc_torchrl.functional import (
     values_left,
 )
 from bmc_torchrl.strategies import BMCEpsilon, EpsilonStrategy
-from bmc_torchrl.strategies.base import PADDING_KEYS
+from bmc_torchrl.strategies.base import LEAST_EPSILON, PADDING_KEYS, taken_with
 
 __all__ = ["AdaptiveEGreedyModule", "OneStepReturns"]
 
 _FORGOTTEN = "call `explore.update(returns(transition))` for every batch that the collector yields."
-_NOT_OURS = (
-    "The tensordict has an entry {!r} that is not {}, which would be written over it: pass {}_key=."
-)
 VALUE_KEYS = ["chosen_value", "promised_value", "acted_greedily"]
 """Where :class:`OneStepReturns` writes what Q says of the state being left."""
 
@@ -51,14 +48,15 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
     r"""ε-greedy exploration whose ε is decided by a strategy.
 
     A drop-in for ``EGreedyModule``, *for discrete actions*. With probability ε the action is
-    replaced by a random legal one. Beside it are written the ε it was taken with, and a mark that
-    it was taken by this policy: False in what a collector fills in for frames that it draws at
-    random (``init_random_frames``). :meth:`update` learns from marked frames only; data without the
-    mark count whole.
+    replaced by a random legal one. Beside it is written the ε it was taken with. Zero says that
+    this policy did not take it: a collector fills that in for frames that it draws at random
+    (``init_random_frames``), and :meth:`update` leaves them out. What is less than the smallest
+    normal number of 32 bits, such as an ε of zero, is written as that. Data without the entry count
+    whole.
 
     Exploration happens where ``EGreedyModule``'s would: when TorchRL's exploration type is
-    ``RANDOM`` or unset. Otherwise the action stays, the recorded ε is zero and the mark False:
-    greedy frames, such as an evaluation's, teach nothing.
+    ``RANDOM`` or unset. Otherwise the action stays and zero is written: greedy frames, such as an
+    evaluation's, teach nothing.
 
     Args:
         spec (TensorSpec, optional): the action spec (Categorical, OneHot, MultiCategorical,
@@ -71,7 +69,6 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             legal action keeps the action it has. Default: all actions are legal.
         epsilon_key (NestedKey, optional): where ε is recorded. Default: ``"epsilon"`` beside the
             action.
-        taken_key (NestedKey, optional): where the mark is. Default: ``"taken"`` beside the action.
         mask_keys (sequence of NestedKey, optional): where :meth:`update` finds what is a real step
             and what is padding; ``()`` for nowhere. Default: where TorchRL's collectors and
             ``split_trajectories`` say it, ``("collector", "mask")`` and ``"mask"``.
@@ -91,8 +88,8 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         >>> from torchrl.data import Categorical
         >>> explore = AdaptiveEGreedyModule(Categorical(4), BMCEpsilon(alpha0=1.0, beta0=1.01))
         >>> td = explore(TensorDict({"action": torch.zeros(3, dtype=torch.int64)}, [3]))
-        >>> td["epsilon"], td["taken"]
-        (tensor([0.4975, 0.4975, 0.4975]), tensor([True, True, True]))
+        >>> td["epsilon"]
+        tensor([0.4975, 0.4975, 0.4975])
         >>> explore
         AdaptiveEGreedyModule(
             explore=UniformAction(),
@@ -101,7 +98,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
               (likelihood): StudentTLikelihood(mu0=0, tau0=1, a0=500, b0=500)
             ),
             in_keys=['action'],
-            out_keys=['action', 'epsilon', 'taken'])
+            out_keys=['action', 'epsilon'])
     """
 
     PATIENCE = 10_000
@@ -115,7 +112,6 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         action_key: NestedKey = "action",
         action_mask_key: NestedKey | None = None,
         epsilon_key: NestedKey | None = None,
-        taken_key: NestedKey | None = None,
         mask_keys: Sequence[NestedKey] = PADDING_KEYS,
         explore: str | Replacement = "uniform",
         temperature: float = 1.0,
@@ -130,7 +126,6 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             )
         self.action_key, self.action_mask_key = action_key, action_mask_key
         self.epsilon_key = epsilon_key or _beside(action_key, "epsilon")
-        self.taken_key = taken_key or _beside(action_key, "taken")
         self.action_value_key = action_value_key or _beside(action_key, "action_value")
         self.mask_keys = tuple(mask_keys)
         self.is_init_key = is_init_key
@@ -143,7 +138,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             is_init_key if self.explore.remembers else None,
         ]
         self.in_keys = [action_key, *(key for key in optional if key is not None)]
-        self.out_keys = [action_key, self.epsilon_key, self.taken_key]
+        self.out_keys = [action_key, self.epsilon_key]
         self._uses, self._updated, self._first_eps = 0, False, self.strategy.eps.clone()
         self._looked = False
         self._spec: TensorSpec | None = None
@@ -181,6 +176,14 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         """ε now, one per run: ``[*batch_shape]``."""
         return self.strategy.eps
 
+    def taken(self, transition: TensorDictBase) -> Tensor | None:
+        """Where this policy took the action: bool of ε's shape, or None where no ε is recorded.
+
+        Args:
+            transition (TensorDictBase): ``[*batch]``.
+        """
+        return taken_with(transition, self.epsilon_key)
+
     def update(self, transition: TensorDictBase) -> None:
         """Let the strategy learn from collected data.
 
@@ -189,8 +192,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         """
         # Inference mode is the cheaper one, and does not compile.
         with torch.no_grad() if torch.compiler.is_compiling() else torch.inference_mode():
-            taken = transition.get(self.taken_key, None)
-            self.strategy.update(transition, taken, mask_keys=self.mask_keys)
+            self.strategy.update(transition, self.taken(transition), mask_keys=self.mask_keys)
         if not torch.compiler.is_compiling():
             self._updated = True
 
@@ -204,7 +206,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         self.strategy.step(frames)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Replace the action with probability ε, and record ε and the mark.
+        """Replace the action with probability ε, and record ε.
 
         Args:
             tensordict (TensorDictBase): what the Q-actor leaves behind.
@@ -220,9 +222,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         if exploration_type() not in (ExplorationType.RANDOM, None):
             action = tensordict.get(self.action_key, None)
             device = tensordict.device if action is None else action.device
-            zeros = torch.zeros(acting.batch_size, device=device)
-            tensordict.set(self.epsilon_key, zeros)
-            return tensordict.set(self.taken_key, torch.zeros_like(zeros, dtype=torch.bool))
+            return tensordict.set(self.epsilon_key, torch.zeros(acting.batch_size, device=device))
         self._count_use()
         action = self._checked_action(tensordict)
         epsilon = self._epsilon(tensordict, acting)
@@ -237,8 +237,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         else:
             acted = self._explored(tensordict, action, epsilon)
         tensordict.set(self.action_key, acted)
-        tensordict.set(self.epsilon_key, epsilon)
-        return tensordict.set(self.taken_key, torch.ones_like(epsilon, dtype=torch.bool))
+        return tensordict.set(self.epsilon_key, epsilon.clamp_min(LEAST_EPSILON))
 
     def _explored(self, tensordict: TensorDictBase, action: Tensor, epsilon: Tensor) -> Tensor:
         """The action of any layout, replaced with probability ε by a legal one."""
@@ -258,16 +257,17 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
 
     def _require_own(self, tensordict: TensorDictBase, shape: torch.Size) -> None:
         """Refuse to write over an entry that cannot be what this module wrote a step before."""
-        epsilon, taken = (tensordict.get(key, None) for key in (self.epsilon_key, self.taken_key))
-        if taken is not None and not (_is(taken, shape) and taken.dtype == torch.bool):
-            raise ValueError(_NOT_OURS.format(self.taken_key, "the mark of this policy", "taken"))
+        epsilon = tensordict.get(self.epsilon_key, None)
         if epsilon is None:
             return
-        own = _is(epsilon, shape) and epsilon.is_floating_point()
+        own = isinstance(epsilon, Tensor) and epsilon.shape == shape and epsilon.is_floating_point()
         if own and not torch.compiler.is_compiling():
             self._looked, own = True, _may_be_probabilities(epsilon)
         if not own:
-            raise ValueError(_NOT_OURS.format(self.epsilon_key, "ε", "epsilon"))
+            raise ValueError(
+                f"The tensordict has an entry {self.epsilon_key!r} that is not ε, which would be "
+                "written over it: pass epsilon_key=."
+            )
 
     def _layout_of(self) -> ActionLayout:
         if self._layout is None:
@@ -331,9 +331,7 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
         return spread
 
     def _epsilon(self, tensordict: TensorDictBase, acting: TensorDictBase) -> Tensor:
-        # A copy: ε may be a view of what the strategy remembers.
-        exact, dtype = self.strategy.epsilon(tensordict), torch.get_default_dtype()
-        epsilon = exact.clone() if exact.dtype == dtype else exact.type(dtype)
+        epsilon = self.strategy.epsilon(tensordict).type(torch.get_default_dtype())
         shape = acting.batch_size
         if epsilon.shape == shape:
             return epsilon
@@ -341,13 +339,13 @@ class AdaptiveEGreedyModule(TensorDictModuleBase):  # type: ignore[misc]
             # Agents, with the environments pooled: as in the update, what does not fit the front.
             agents = shape[tensordict.batch_dims :]
             if agents and epsilon.shape == agents:
-                return epsilon.expand(shape).clone()
+                return epsilon.expand(shape)
             raise ValueError(
                 f"ε has one value per run, shape {tuple(epsilon.shape)}, but the action has batch "
                 f"size {tuple(shape)}: build the strategy with batch_shape={list(shape)}, or () to "
                 "share one ε."
             )
-        spread: Tensor = expand_right(epsilon, shape).clone()
+        spread: Tensor = expand_right(epsilon, shape)
         return spread
 
     def _moved(self, epsilon: Tensor, device: torch.device) -> Tensor:
@@ -559,10 +557,6 @@ class OneStepReturns(TensorDictModuleBase):  # type: ignore[misc]
     def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> float | Tensor:
         steps = tensordict.get("steps_to_next_obs", None)
         return self.gamma if steps is None else self.gamma ** steps.reshape(reward.shape)
-
-
-def _is(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, Tensor) and value.shape == shape
 
 
 def _may_be_probabilities(value: Tensor) -> bool:

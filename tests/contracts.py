@@ -144,7 +144,7 @@ def transitions(batch: Sequence[int], agents: Sequence[int] = ()) -> TensorDict:
     data = TensorDict(
         {
             "state": torch.randint(STATES, batch),
-            "taken": torch.ones(each, dtype=torch.bool),
+            "epsilon": torch.full(each, 0.5),
             "greedy_return": greedy,
             "uniform_return": greedy - 3 * torch.rand(each),
             "value_change": torch.randn(each),
@@ -155,6 +155,11 @@ def transitions(batch: Sequence[int], agents: Sequence[int] = ()) -> TensorDict:
     promised = torch.randn(each)
     data["chosen_value"], data["promised_value"] = promised - torch.rand(each), promised
     return data.set("acted_greedily", torch.rand(each) < 0.4)
+
+
+def recorded(taken: Tensor) -> Tensor:
+    """The ε that says where the policy took the action."""
+    return 0.5 * taken.float()
 
 
 def memory(strategy: torch.nn.Module) -> dict[str, Tensor]:

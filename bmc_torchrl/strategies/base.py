@@ -22,11 +22,15 @@ __all__ = [
     "skipped_by_rule",
     "skipped_metrics",
     "state_index",
+    "taken_with",
     "time_major",
 ]
 
 PADDING_KEYS: tuple[NestedKey, ...] = (("collector", "mask"), "mask")
 """Where ``split_trajectories`` and the trainers mark what is a real step and what is padding."""
+
+LEAST_EPSILON = torch.finfo(torch.float32).tiny
+"""The least ε that is recorded: zero says that the policy did not take the action."""
 
 Runs = Tensor | slice | Sequence[int] | Sequence[bool]
 """Some of the runs."""
@@ -693,6 +697,34 @@ def per_run_buffer(
     return tensor
 
 
+def taken_with(transition: TensorDictBase, epsilon_key: NestedKey) -> Tensor | None:
+    """Where a policy took the action, which the ε that it recorded says.
+
+    Args:
+        transition (TensorDictBase): ``[*batch]``.
+        epsilon_key (NestedKey): where ε is.
+
+    Returns:
+        bool ``[*batch]`` or ``[*batch, *agents]``, False where ε is zero: the frames that a
+        collector draws at random, or in which the policy acts greedily. None if there is no ε.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> taken_with(TensorDict({"epsilon": torch.tensor([0.0, 0.5])}, [2]), "epsilon")
+        tensor([False,  True])
+    """
+    epsilon = transition.get(epsilon_key, None)
+    if epsilon is None:
+        return None
+    if not (isinstance(epsilon, Tensor) and epsilon.is_floating_point()):
+        kind = epsilon.dtype if isinstance(epsilon, Tensor) else type(epsilon).__name__
+        raise TypeError(
+            f"{epsilon_key!r} must be the ε that actions were taken with, a floating point tensor, "
+            f"got {kind}: if it is an entry of yours that means something else, pass epsilon_key=."
+        )
+    return epsilon > 0
+
+
 def _checked_mark(transition: TensorDictBase, taken: Tensor) -> Tensor:
     """`taken` as bool ``[*batch]`` or ``[*batch, *agents]``."""
     if taken.shape[: transition.batch_dims] != transition.batch_size:
@@ -702,8 +734,7 @@ def _checked_mark(transition: TensorDictBase, taken: Tensor) -> Tensor:
         )
     if taken.dtype != torch.bool:
         raise TypeError(
-            f"taken must be bool, got {taken.dtype}: if it is an entry of yours that means "
-            "something else, pass taken_key= to the exploration module."
+            f"taken must be bool, True where the policy took the action, got {taken.dtype}."
         )
     return taken
 

@@ -14,7 +14,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from bmc_torchrl.strategies.base import PADDING_KEYS, EpsilonStrategy
+from bmc_torchrl.strategies.base import PADDING_KEYS, EpsilonStrategy, taken_with
 from bmc_torchrl.strategies.stacked import StackedEpsilon
 
 __all__ = ["ACTING", "PREFIX", "StrategyBank", "diagnosed", "what_if"]
@@ -184,7 +184,7 @@ def what_if(
     *,
     every: int = 1,
     batch_shape: Sequence[int] = (),
-    taken_key: NestedKey = "taken",
+    epsilon_key: NestedKey = "epsilon",
 ) -> TensorDict:
     """The ε that strategies would have shown over recorded transitions.
 
@@ -198,8 +198,8 @@ def what_if(
         every (int, optional): how many steps of time lie between two rows. Default: 1.
         batch_shape (sequence of int, optional): ``()`` for one ε over all environments, ``[runs]``
             for one each. Default: ``()``.
-        taken_key (NestedKey, optional): where the mark is that the policy took the action, if there
-            is one. Default: ``"taken"``.
+        epsilon_key (NestedKey, optional): where the ε is that actions were taken with, if anywhere;
+            what was taken with zero teaches nothing. Default: ``"epsilon"``.
 
     Returns:
         ``[rows]`` with the columns ``"step"`` and, by label, ε after so many steps of time,
@@ -226,7 +226,7 @@ def what_if(
     time = transitions.batch_size[-1]
     for start in range(0, time, every):
         part = transitions[..., start : start + every]
-        bank.update(part, part.get(taken_key, None))
+        bank.update(part, taken_with(part, epsilon_key))
         rows.append(bank.epsilons())
         steps.append(min(start + every, time))
     columns = {label: torch.stack([row[label] for row in rows]) for label in bank.labels}

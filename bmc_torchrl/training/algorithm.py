@@ -131,7 +131,7 @@ class EpsilonGreedyLearner(ChunkedLearner):
         gathered = self._gathered(transition)
         self._update_strategy(gathered)
         if self.bank is not None:
-            self.bank.update(gathered, gathered.get(self.explore.taken_key, None))
+            self.bank.update(gathered, self.explore.taken(gathered))
 
     def watch(self, bank: StrategyBank) -> None:
         """See :class:`~bmc_torchrl.training.run_records.RecordedLearner`."""
@@ -143,7 +143,7 @@ class EpsilonGreedyLearner(ChunkedLearner):
         if not self.shared_posterior or world_size() == 1:
             return transition
         others = () if self.bank is None else self.bank.in_keys
-        keys = (*self.explore.strategy.in_keys, *others, self.explore.taken_key, ACTIVE_KEY)
+        keys = (*self.explore.strategy.in_keys, *others, self.explore.epsilon_key, ACTIVE_KEY)
         kept = transition.select(*keys, strict=False)
         gathered = [part.to(transition.device) for part in from_all_ranks(kept.cpu())]
         result: TensorDictBase = torch.stack(gathered, -1)

@@ -336,7 +336,7 @@ class EpsilonGreedyDQN(RecordedLearner):
             data = next(self.collector)
             self.explore.update(self.returns(data))
             if self.bank is not None:
-                self.bank.update(data, data.get(self.explore.taken_key, None))
+                self.bank.update(data, self.explore.taken(data))
             self.learning.extend(data.reshape(-1))
             self._updates_left = self.updates_per_batch
         self._updates_left -= 1

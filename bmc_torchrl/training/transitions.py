@@ -129,14 +129,13 @@ class TransitionStream:
 def _require_own_names(env: EnvBase, policy: nn.Module | None) -> None:
     """Refuse an environment whose entries the policy or the algorithm would write over."""
     observed = {str(key): key for key in env.observation_spec.keys(True)}
-    for name in ("epsilon_key", "taken_key"):
-        parts = () if policy is None else policy.modules()
-        for key in (getattr(part, name, None) for part in parts):
-            if key is not None and str(key) in observed:
-                raise ValueError(
-                    f"env observes {key!r}, which the policy writes over: rename it in env, or "
-                    f"pass {name}= to AdaptiveEGreedyModule."
-                )
+    parts = () if policy is None else policy.modules()
+    for key in (getattr(part, "epsilon_key", None) for part in parts):
+        if key is not None and str(key) in observed:
+            raise ValueError(
+                f"env observes {key!r}, which the policy writes over: rename it in env, or "
+                "pass epsilon_key= to AdaptiveEGreedyModule."
+            )
     if "collector" in observed:
         raise ValueError(
             "env observes 'collector', which is TorchRL's own entry: rename it in env, for example "

@@ -40,8 +40,7 @@ class CartPoleLearner:
 
     def learn_epsilon(self, data: TensorDictBase) -> dict[str, Any]:
         """Returns ε as it was before, and that which `data` was taken with, where it was."""
-        recorded = {"acted_with": data["epsilon"].clone(), "taken": data["taken"].clone()}
-        before = {"epsilon": self.explore.eps.item(), **recorded}
+        before = {"epsilon": self.explore.eps.item(), "acted_with": data["epsilon"].clone()}
         self.explore.update(self.returns(data))
         return before
 

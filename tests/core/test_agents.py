@@ -50,10 +50,11 @@ def test_agents_may_share_an_epsilon_and_are_walked_within_each_step(name):
 @pytest.mark.parametrize("name", ["geometric", "power", "linear"])
 def test_schedules_count_a_step_that_any_of_the_agents_took(name):
     data = transitions((*RUNS, 6), agents=(AGENTS,))
-    data["taken"][:, 0] = False
-    data["taken"][:, 1, 0] = False
+    taken = torch.ones(*RUNS, 6, AGENTS, dtype=torch.bool)
+    taken[:, 0] = False
+    taken[:, 1, 0] = False
     strategy, expected = FACTORIES[name](RUNS), FACTORIES[name](RUNS)
-    strategy.update(data, data["taken"])
+    strategy.update(data, taken)
     expected.update(data[:, 1:])
     assert torch.equal(strategy.eps, expected.eps)
     assert strategy.learned.tolist() == [5] * 4
@@ -115,7 +116,7 @@ def test_agents_keep_their_own_epsilon_when_environments_are_pooled():
     action = torch.full((400, 3), 4)
     td = explore(TensorDict({"agents": TensorDict({"action": action}, [400, 3])}, [400]))
     torch.testing.assert_close(td["agents", "epsilon"], strategy.eps.float().expand(400, 3))
-    assert td["agents", "taken"].shape == (400, 3)
+    assert explore.taken(td).shape == (400, 3)
     changed = (td[key] != 4).float().mean(0)
     expected = 0.8 * torch.tensor([0.0, 1 / 2.01, 1 / 2.1])
     torch.testing.assert_close(changed, expected, atol=0.08, rtol=0)

@@ -20,7 +20,7 @@ from contracts import (
     same,
     transitions,
 )
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -398,16 +398,6 @@ def test_an_epsilon_of_the_users_is_not_written_over(theirs, greedy):
         assert (td["rate"] == (0 if greedy else explore.eps.float())).all()
 
 
-@pytest.mark.parametrize("theirs", [torch.zeros(RUNS), torch.ones(*RUNS, 1, dtype=torch.bool)])
-def test_a_taken_of_the_users_is_not_written_over(theirs):
-    td = observed(RUNS).set("taken", theirs.clone())
-    with pytest.raises(ValueError, match=r"entry 'taken' that is not the mark.*pass taken_key="):
-        exploring(BMCEpsilon(batch_shape=RUNS))(td)
-    exploring(BMCEpsilon(batch_shape=RUNS), taken_key="mine")(td)
-    assert td["mine"].all()
-    assert torch.equal(td["taken"], theirs)
-
-
 def test_what_a_module_wrote_it_may_write_again():
     explore, other = exploring(BMCEpsilon(batch_shape=RUNS)), exploring(ConstantEpsilon(1.0))
     td = other(explore(explore(observed(RUNS))))
@@ -415,9 +405,23 @@ def test_what_a_module_wrote_it_may_write_again():
 
 
 @pytest.mark.parametrize("name", LEARNING)
-def test_a_taken_that_is_not_bool_is_no_mark(name):
-    data = transitions(RUNS).set("taken", torch.zeros(RUNS))
-    refuse(FACTORIES[name](RUNS), data, TypeError, "taken must be bool, got .*pass taken_key=")
+def test_a_mark_that_is_not_bool_is_none(name):
+    strategy, taken = FACTORIES[name](RUNS), torch.zeros(RUNS)
+    before = memory(strategy)
+    with pytest.raises(TypeError, match=r"taken must be bool, .* got torch\.float32"):
+        strategy.update(transitions(RUNS), taken)
+    assert same(memory(strategy), before)
+
+
+@pytest.mark.parametrize("theirs", [torch.zeros(RUNS, dtype=torch.int64), NonTensorData("low")])
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_is_no_number_is_not_the_epsilon_of_an_action(name, theirs):
+    explore = exploring(FACTORIES[name](RUNS))
+    data, before = transitions(RUNS).set("epsilon", theirs), memory(explore)
+    with pytest.raises(TypeError, match=r"'epsilon' must be the ε .*pass epsilon_key="):
+        explore.update(data)
+    assert same(memory(explore), before)
+    exploring(FACTORIES[name](RUNS), epsilon_key="rate").update(data)
 
 
 @pytest.mark.parametrize("name", LEARNING)

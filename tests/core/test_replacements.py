@@ -18,6 +18,7 @@ from contracts import (
     exploring,
     memory,
     observed,
+    recorded,
     same,
     transitions,
 )
@@ -200,7 +201,7 @@ def test_every_strategy_acts_through_every_replacement(layout, name, how):
     for _ in range(3):
         td = explore(observed(batch, **kinds))
         acted = td["agents"] if kinds.get("nested") else td
-        assert acted["taken"].all()
+        assert explore.taken(td).all()
         wide = expected.reshape(4, *[1] * (acted["epsilon"].ndim - 1))
         torch.testing.assert_close(acted["epsilon"], wide.expand(acted["epsilon"].shape))
         assert legal[index(td, kinds.get("nested"), kinds.get("one_hot"))].all()
@@ -209,7 +210,7 @@ def test_every_strategy_acts_through_every_replacement(layout, name, how):
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         greedy = explore(observed(batch, **kinds))
     assert (index(greedy, kinds.get("nested"), kinds.get("one_hot")) == 1).all()
-    assert not (greedy["agents", "taken"] if kinds.get("nested") else greedy["taken"]).any()
+    assert not explore.taken(greedy).any()
 
 
 @pytest.mark.parametrize("how", REPLACEMENTS)
@@ -218,12 +219,13 @@ def test_what_epsilon_learns_does_not_depend_on_what_replaces_the_action(how):
         exploring(BMCEpsilon(batch_shape=RUNS), explore=kind) for kind in ("uniform", how)
     )
     data = transitions((*RUNS, 20))
-    data["taken"] = torch.rand(data.shape) < 0.7
+    taken = torch.rand(data.shape) < 0.7
+    data["epsilon"] = recorded(taken)
     for explore in (plain, other):
         explore(observed(RUNS))
         explore.update(data)
     assert same(memory(plain.strategy), memory(other.strategy))
-    assert int(other.strategy.skipped["foreign"].sum()) == int((~data["taken"]).sum())
+    assert int(other.strategy.skipped["foreign"].sum()) == int((~taken).sum())
 
 
 @pytest.fixture

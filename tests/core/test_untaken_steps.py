@@ -13,6 +13,7 @@ from contracts import (
     exploring,
     memory,
     observed,
+    recorded,
     same,
     transitions,
 )
@@ -42,7 +43,7 @@ def counted(strategy):
 
 
 @each_learning
-@pytest.mark.parametrize("mark", ["argument", "entry", ("collector", "mask"), "mask"])
+@pytest.mark.parametrize("mark", ["argument", "epsilon", ("collector", "mask"), "mask"])
 def test_marked_steps_teach_and_no_other(name, mark):
     data = transitions((*RUNS, 12))
     real = torch.rand(12) < 0.5
@@ -55,7 +56,8 @@ def test_marked_steps_teach_and_no_other(name, mark):
         if mark == "argument":
             explore.strategy.update(data, everywhere)
         else:
-            explore.update(data.clone().set("taken" if mark == "entry" else mark, everywhere))
+            value = recorded(everywhere) if mark == "epsilon" else everywhere
+            explore.update(data.clone().set(mark, value))
         return learned(explore.strategy)
 
     picked = FACTORIES[name](RUNS)
@@ -81,7 +83,8 @@ def test_every_mask_and_the_mark_must_agree():
     masks = [torch.rand(*RUNS, 12) < 0.6 for _ in range(3)]
     explore = exploring(BMCEpsilon(batch_shape=RUNS))
     first, second, taken = masks
-    explore.update(data.set(("collector", "mask"), first).set("mask", second).set("taken", taken))
+    data = data.set(("collector", "mask"), first).set("mask", second)
+    explore.update(data.set("epsilon", recorded(taken)))
     assert explore.strategy.learned.tolist() == (first & second & taken).sum(-1).tolist()
     assert counted(explore.strategy) == {
         "mask": (~(first & second)).sum(-1).tolist(),
@@ -105,7 +108,7 @@ def test_data_without_a_mark_count_whole(name):
     data = transitions((*RUNS, 6))
     marked, bare = exploring(FACTORIES[name](RUNS)), exploring(FACTORIES[name](RUNS))
     marked.update(data)
-    bare.update(data.exclude("taken"))
+    bare.update(data.exclude("epsilon"))
     assert same(memory(marked), memory(bare))
     assert not same(memory(bare), memory(exploring(FACTORIES[name](RUNS))))
 
@@ -135,10 +138,11 @@ def test_each_agent_has_its_own_mark(name):
 
 
 def test_the_mark_is_beside_the_action():
-    data = transitions((*RUNS, 6), agents=(AGENTS,)).exclude("taken")
+    data = transitions((*RUNS, 6), agents=(AGENTS,)).exclude("epsilon")
     taken = torch.rand(*RUNS, 6, AGENTS) < 0.5
     explore = exploring(BMCEpsilon(batch_shape=(*RUNS, AGENTS)), nested=True)
-    explore.update(data.clone().set("agents", TensorDict({"taken": taken}, taken.shape)))
+    marks = TensorDict({"epsilon": recorded(taken)}, taken.shape)
+    explore.update(data.clone().set("agents", marks))
     plain = BMCEpsilon(batch_shape=(*RUNS, AGENTS))
     plain.update(data, taken)
     assert same(memory(explore.strategy), memory(plain))
@@ -176,8 +180,8 @@ def test_random_frames_of_a_collector_teach_nothing(name):
         data["acted_greedily"] = torch.zeros(data.batch_size, dtype=torch.bool)
         explore.update(data)
         warm_up = batch < 2
-        assert data["taken"].dtype == torch.bool
-        assert bool(data["taken"].any()) == bool(data["taken"].all()) != warm_up
+        taken = explore.taken(data)
+        assert bool(taken.any()) == bool(taken.all()) != warm_up
         changed = not torch.equal(explore.eps, FACTORIES[name](RUNS).eps)
         assert changed != warm_up
     collector.shutdown()
@@ -191,9 +195,9 @@ def test_greedy_frames_teach_nothing(name):
     greedy = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["action"])
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         data = env.rollout(5, TensorDictSequential(greedy, explore), break_when_any_done=False)
-    assert not data["taken"].any()
+    assert not explore.taken(data).any()
     before = memory(explore)
-    explore.update(transitions(data.batch_size).update(data.select("taken")))
+    explore.update(transitions(data.batch_size).update(data.select("epsilon")))
     assert same(
         learned(explore),
         {key: x for key, x in before.items() if "log_ev" not in key and "skipped" not in key},
@@ -255,20 +259,22 @@ def test_vdbe_skips_value_changes_that_are_not_finite(bad):
 
 def test_an_epsilon_that_decayed_to_nothing_can_rise_again():
     explore = exploring(VDBEEpsilon(1, 1.0, 0.5, initial=0.5, batch_shape=[1]))
-    data = transitions((1, 200)).exclude("taken")
+    data = transitions((1, 200))
     for change, rises in ((0.0, False), (5.0, True)):
         acted = explore(observed((1, 200)))
-        assert bool((acted["epsilon"] == 0).all()) == rises
-        data = data.update(acted.select("epsilon", "taken"))
+        assert bool((acted["epsilon"] < 1e-30).all()) == rises
+        data = data.update(acted.select("epsilon"))
         data["value_change"] = torch.full((1, 200), change)
         explore.update(data)
         assert (float(explore.eps) > 0.5) == rises
 
 
 def test_an_epsilon_of_zero_is_taken_all_the_same():
-    acted = exploring(ConstantEpsilon(0.0))(observed(RUNS))
-    assert (acted["epsilon"] == 0).all()
-    assert acted["taken"].all()
+    explore = exploring(ConstantEpsilon(0.0))
+    acted = explore(observed(RUNS))
+    assert (acted["action"] == 1).all()
+    assert (acted["epsilon"] == 2.0**-126).all()
+    assert explore.taken(acted).all()
 
 
 # What was left out is counted, once per frame, by its first cause.
@@ -280,7 +286,12 @@ def spoiled(shape):
     real, taken, finite = (torch.rand(*shape) < 0.6 for _ in range(3))
     for key in ("greedy_return", "value_change"):
         data[key] = torch.where(finite, data[key], torch.nan)
-    return data.set(("collector", "mask"), real).set("taken", taken), real, taken, finite
+    return (
+        data.set(("collector", "mask"), real).set("epsilon", recorded(taken)),
+        real,
+        taken,
+        finite,
+    )
 
 
 @each_learning

@@ -22,7 +22,7 @@ def test_a_collector_fills_the_spec():
     policy = TensorDictSequential(q_actor, explore)
     options = {"frames_per_batch": 20, "total_frames": 20, "auto_register_policy_transforms": False}
     for data in Collector(env, policy, **options):
-        assert data["taken"].all()
+        assert explore.taken(data).all()
     assert explore.spec["action"] == env.action_spec_unbatched
 
 

@@ -11,6 +11,7 @@ from contracts import (
     alike,
     exploring,
     memory,
+    recorded,
     same,
     transitions,
 )
@@ -58,7 +59,7 @@ def test_any_place_of_time_is_a_loop_over_single_steps(name, shape, where):
 @each_strategy
 def test_the_modules_mark_moves_with_time(name, shape):
     data = transitions((*shape, STEPS))
-    data["taken"] = torch.rand(*shape, STEPS) < 0.7
+    data["epsilon"] = recorded(torch.rand(*shape, STEPS) < 0.7)
     last, first = exploring(FACTORIES[name](shape)), exploring(FACTORIES[name](shape))
     last.update(data)
     first.update(named(data, 0))
@@ -134,7 +135,7 @@ def test_collectors_and_rollouts_name_time():
     for data in (collected, rollout):
         assert data.names == [None, "time"]
         assert data.batch_size == (STEPS, STEPS)
-        data = data.select("taken").update(transitions(data.batch_size).exclude("taken"))
+        data = data.select("epsilon").update(transitions(data.batch_size).exclude("epsilon"))
         last, first = BMCEpsilon(batch_shape=[STEPS]), BMCEpsilon(batch_shape=[STEPS])
         last.update(data)
         first.update(data.permute(1, 0))

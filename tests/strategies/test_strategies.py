@@ -76,8 +76,8 @@ def test_only_the_random_exploration_type_explores(name, shape, nested):
         acted = td["agents"] if nested else td
         explores = kind == ExplorationType.RANDOM
         assert bool((acted["action"] != 1).any()) == explores
-        for mark in (acted["epsilon"] > 0, acted["taken"]):
-            assert bool(mark.all()) == bool(mark.any()) == explores
+        taken = explore.taken(td)
+        assert bool(taken.all()) == bool(taken.any()) == explores
 
 
 @each_strategy

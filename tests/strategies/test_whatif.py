@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contracts import FACTORIES, LEARNING, RUNS, memory, transitions
+from contracts import FACTORIES, LEARNING, RUNS, memory, recorded, transitions
 from tensordict import TensorDict
 
 from bmc_torchrl import ApexEpsilon, BMCEpsilon, ConstantEpsilon, GaussianLikelihood, what_if
@@ -27,18 +27,18 @@ def everyone():
 def test_each_is_what_it_would_be_alone(shape, timed):
     bank = StrategyBank(everyone(), shape)
     data = transitions((*shape, 40))
-    data["taken"] = torch.rand(data.shape) < 0.8
+    taken = torch.rand(data.shape) < 0.8
     data["collector"] = TensorDict({"mask": torch.rand(data.shape) < 0.9}, data.shape)
     if timed:
         data.names = [*[None] * len(shape), "time"]
-    bank.update(data, data["taken"])
+    bank.update(data, taken)
     found = bank.epsilons()
     assert list(found) == list(everyone())
     for label, strategy in everyone().items():
         for run in range(shape[0] if shape else 1):
             alone = FACTORIES[label](()) if label in NAMES else everyone()[label]
             part = data[run] if shape else data
-            alone.update(part, part["taken"])
+            alone.update(part, taken[run] if shape else taken)
             shown = found[label][run] if shape else found[label]
             torch.testing.assert_close(shown, alone.eps, rtol=1e-12, atol=0)
         if label in LEARNING:
@@ -126,7 +126,7 @@ def test_a_table_has_the_epsilon_after_each_transition(shape):
 
 def test_what_the_policy_did_not_take_teaches_nothing():
     data = transitions((30,))
-    data["taken"] = torch.arange(30) >= 10
+    data["epsilon"] = recorded(torch.arange(30) >= 10)
     table = what_if(data, {"bmc": BMCEpsilon()})["bmc"]
     assert (table[:11] == table[0]).all()
     assert table[-1] < table[0]

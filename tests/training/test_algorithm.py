@@ -143,7 +143,6 @@ def test_the_published_next_action_is_drawn_before_learning() -> None:
     ("name", "keys", "message"),
     [
         ("epsilon", {}, "env observes 'epsilon'.*pass epsilon_key= to AdaptiveEGreedyModule"),
-        ("taken", {}, "env observes 'taken'.*pass taken_key= to AdaptiveEGreedyModule"),
         ("collector", {}, "env observes 'collector', which is TorchRL's"),
         ("epsilon", {"epsilon_key": "rate"}, None),
     ],
