@@ -67,6 +67,7 @@ TESTS = {
     "strategies/bmc": f"{WALKS} {STRATEGY} strategies/test_checkpoints strategies/test_repr "
     "lockstep/test_kernels",
     "strategies/compiled": f"{WALKS} lockstep/test_new_strategy",
+    "strategies/machine_code": f"strategies/test_machine_code {WALKS}",
     "strategies/scalar": f"{WALKS} lockstep/test_kernels lockstep/test_new_strategy",
     "strategies/schedules": f"strategies/test_schedules {STRATEGY} lockstep/test_kernels",
     "strategies/stacked": f"{STRATEGY} strategies/test_named_time",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
-from torch import Tensor
+from torch import Tensor, nn
 
 from bmc_torchrl.functional import (
     Moments,
@@ -50,7 +49,6 @@ from bmc_torchrl.strategies.walks import (
     bmc_walk_in_place,
     can_walk,
     can_walk_in_place,
-    in_place,
 )
 
 # What compiles a walk through time into one loop of the graph is not public. Without it, the walk
@@ -436,13 +434,11 @@ class BMCEpsilon(EpsilonStrategy):
         Returns:
             ``[*batch_shape]`` or finer.
         """
-        # A module's own lookup costs half as much as the arithmetic.
-        buffers: dict[str, Any] = self._buffers
-        alpha, beta = buffers["alpha"], buffers["beta"]
+        own = _own(self)
+        alpha, beta = own["alpha"], own["beta"]
         if self.num_states is not None:
             alpha, beta = (self._at_state(x, tensordict) for x in (alpha, beta))
-        mean: Tensor = alpha / (alpha + beta)
-        return mean
+        return alpha / (alpha + beta)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The posterior of each run, averaged over states; the evidence; what was skipped."""
@@ -476,7 +472,8 @@ class BMCEpsilon(EpsilonStrategy):
             buffer.copy_(column)
 
     def _remembered(self) -> tuple[Tensor, ...]:
-        return (*self._posterior(), self.log_evidence, self.skipped_nonfinite)
+        own = _own(self)
+        return (*self._posterior(), own["log_evidence"], own["skipped_nonfinite"])
 
     @staticmethod
     def scalar_diagnostics(memory: Tensor) -> dict[str, Tensor]:
@@ -493,10 +490,9 @@ class BMCEpsilon(EpsilonStrategy):
         return _named(alpha, beta, variance, evidence) | skipped_by_rule(nonfinite)
 
     def _posterior(self) -> BMCPosterior:
-        alpha, beta = self.alpha, self.beta
-        if self.offline:
-            alpha, beta = self.pending_alpha, self.pending_beta
-        return BMCPosterior(alpha, beta, self.return_count, self.return_mean, self.return_m2)
+        own, ahead = _own(self), "pending_" if self.offline else ""
+        weights = own[ahead + "alpha"], own[ahead + "beta"]
+        return BMCPosterior(*weights, own["return_count"], own["return_mean"], own["return_m2"])
 
     def read(self, transition: TensorDictBase, taken: Tensor | None) -> tuple[Tensor, ...]:
         """Returns, where to learn from them, states and episode ends, as far as they are needed.
@@ -562,24 +558,10 @@ class BMCEpsilon(EpsilonStrategy):
         """By :class:`BMCRule`, one step or all of those that need not wait for an episode's end."""
         rest = list(state_and_done)
         state = None if self.num_states is None else rest.pop(0)
-        bmc_walk_in_place(self._memory_in_place(), taken, greedy, uniform, state)
+        own = (*_rule_parameters(self.likelihood), *self._remembered())
+        bmc_walk_in_place(own, taken, greedy, uniform, state)
         if self.offline:
             self._release(rest.pop(0))
-
-    def _memory_in_place(self) -> list[Any]:
-        """Prior and posterior as numba sees them, looked up anew once a buffer is elsewhere."""
-        prior = self.likelihood
-        buffers = itertools.chain(prior._buffers.values(), self._buffers.values())
-        where = [0 if buffer is None else buffer.data_ptr() for buffer in buffers]
-        known: tuple[list[int], list[Any]] | None = self.__dict__.get("_known_memory")
-        if known is None or known[0] != where:
-            own = in_place((*_rule_parameters(prior), *self._remembered()))
-            known = self.__dict__["_known_memory"] = where, own
-        return known[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without addresses, which mean nothing in a copy."""
-        return {name: own for name, own in self.__dict__.items() if name != "_known_memory"}
 
     def _walk_in_one(
         self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
@@ -682,8 +664,14 @@ def _rule_parameters(likelihood: Likelihood) -> tuple[Tensor, ...]:
     if isinstance(likelihood, GaussianLikelihood):
         none = torch.zeros_like(likelihood.variance)
         return none, none, none, likelihood.variance
-    assert isinstance(likelihood, StudentTLikelihood)
-    return likelihood.mu0, likelihood.tau0, likelihood.a0, likelihood.b0
+    own = _own(likelihood)
+    return own["mu0"], own["tau0"], own["a0"], own["b0"]
+
+
+def _own(module: nn.Module) -> dict[str, Tensor]:
+    """A module's buffers; to ask it for one costs as much as to add two."""
+    buffers: dict[str, Any] = module._buffers
+    return buffers
 
 
 def _named(alpha: Tensor, beta: Tensor, variance: Tensor, evidence: Tensor) -> dict[str, Tensor]:

@@ -11,16 +11,22 @@ import torch
 from torch import Tensor
 
 from bmc_torchrl.strategies.compiled import cached_on_disk, compiled_rule, source_checksum
+from bmc_torchrl.strategies.machine_code import (
+    FLAGS,
+    NUMBER,
+    NUMBERS,
+    WHOLE_NUMBERS,
+    machine_loop,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "bmc_walk",
     "bmc_walk_in_place",
     "can_walk",
     "can_walk_in_place",
-    "in_place",
     "vdbe_walk",
     "wins_walk",
 ]
@@ -161,13 +167,8 @@ def _bmc_loop() -> Callable[..., None]:
     return _compiled_walk(walk_posteriors, BMCRule.learn)
 
 
-def in_place(buffers: Iterable[Tensor]) -> list[Any]:
-    """The memory of buffers, flat, as numba sees it."""
-    return [buffer.detach().numpy().reshape(-1) for buffer in buffers]
-
-
 def bmc_walk_in_place(
-    memory: Sequence[Any],
+    memory: Sequence[Tensor],
     taken: Tensor,
     greedy: Tensor,
     uniform: Tensor,
@@ -178,17 +179,27 @@ def bmc_walk_in_place(
     An operator's call costs a hundred times what a step does.
 
     Args:
-        memory (sequence of array): :func:`in_place`, the rule's parameters ``[runs]``, then its
-            memory but ε: the posterior, ``[runs]`` or ``[runs, states]``, the evidence so far and
-            how often it was skipped, ``[runs]``.
+        memory (sequence of Tensor): the rule's parameters ``[runs]``, then its memory but ε: the
+            posterior, ``[runs]`` or ``[runs, states]``, the evidence so far and how often it was
+            skipped, ``[runs]``; all contiguous.
         taken (Tensor): where to learn, bool ``[steps, runs]`` or ``[runs]``; so are the others.
         greedy (Tensor): greedy returns.
         uniform (Tensor): uniform returns.
         state (Tensor, optional): states left, int64.
     """
-    left = torch.empty(0, dtype=torch.int64) if state is None else state
-    room = torch.empty(12, dtype=torch.float64).numpy()
-    _bmc_loop_in_place()(room[:4], room[4:], *memory, *in_place((taken, greedy, uniform, left)))
+    room = torch.empty(4 + 8, dtype=torch.float64)
+    columns = [x.contiguous() for x in (taken, greedy, uniform)]
+    left = None if state is None else state.contiguous()
+    runs = memory[0].numel()
+    _bmc_loop_in_place()(
+        room.data_ptr(),
+        room[4:].data_ptr(),
+        *(x.data_ptr() for x in (*memory, *columns)),
+        0 if left is None else left.data_ptr(),
+        taken.numel(),
+        runs,
+        0 if left is None else memory[4].numel() // runs,
+    )
 
 
 def walk_posteriors_in_place(
@@ -209,15 +220,16 @@ def walk_posteriors_in_place(
     greedy: Any,
     uniform: Any,
     state: Any,
+    steps: int,
+    runs: int,
+    states: int,
 ) -> None:
     """The loop of :func:`bmc_walk_in_place`, with room for the rule's parameters and memory."""
-    runs = mu0.size
-    states = alpha.size // runs
-    for step in range(taken.size):
+    for step in range(steps):
         if not taken[step]:
             continue
         run = step % runs
-        at = run * states + (state[step] if state.size else 0)
+        at = run * states + state[step] if states else run
         prior[0], prior[1], prior[2], prior[3] = mu0[run], tau0[run], a0[run], b0[run]
         memory[1], memory[2], memory[3] = alpha[at], beta[at], count[at]
         memory[4], memory[5], memory[6], memory[7] = mean[at], m2[at], evidence[run], 0.0
@@ -231,7 +243,10 @@ def walk_posteriors_in_place(
 def _bmc_loop_in_place() -> Callable[..., None]:
     from bmc_torchrl.strategies.bmc import BMCRule
 
-    return _compiled_walk(walk_posteriors_in_place, BMCRule.learn)
+    buffers = [*[NUMBERS] * 10, WHOLE_NUMBERS]
+    columns = [FLAGS, NUMBERS, NUMBERS, WHOLE_NUMBERS]
+    arguments = [NUMBERS, NUMBERS, *buffers, *columns, NUMBER, NUMBER, NUMBER]
+    return machine_loop(walk_posteriors_in_place, arguments, learn=BMCRule.learn)
 
 
 @torch.library.custom_op("bmc_torchrl::vdbe_walk", mutates_args=())

@@ -36,11 +36,16 @@ def test_a_speed_is_met_from_above_and_a_cost_from_below(ours, goal, met):
 @pytest.mark.slow
 def test_the_diffs_scripts_are_compared_where_they_act_alike_only(monkeypatch):
     monkeypatch.setattr(timing.EFFORT, "share", 0.05)
-    (row,) = diff.rows()
-    assert row["peer"] > 0
+    monkeypatch.setattr(timing.EFFORT, "repeats", 1)
+    whole, without_imports, batch = diff.rows()
+    assert whole["peer"] > without_imports["peer"] > batch["peer"] > 0
     monkeypatch.setattr(AdaptiveEGreedyModule, "eps", torch.tensor(0.9))
     with pytest.raises(RuntimeError, match="acted differently"):
-        list(diff.rows())
+        diff._batch()
+    asked = iter(range(9))
+    monkeypatch.setattr(diff, "ask", lambda *arguments: {"actions": next(asked)})
+    with pytest.raises(RuntimeError, match="acted differently"):
+        list(diff._whole_scripts())
 
 
 @pytest.mark.slow
