@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +13,15 @@ from torch import Tensor
 
 @contextmanager
 def recorded_draws(log: list[Tensor]) -> Iterator[None]:
-    """Log what ``torch.rand`` returns; a coin and a random action as two uniforms, ``[2, ...]``."""
-    original, choose = torch.rand, torch.randint
+    """Log uniform draws; a coin and a random action as two uniforms, ``[2, ...]``."""
+    choose = torch.randint
 
-    def rand(*args: Any, **kwargs: Any) -> Tensor:
-        log.append(original(*args, **kwargs))
-        return log[-1]
+    def logged(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def rand(*args: Any, **kwargs: Any) -> Tensor:
+            log.append(original(*args, **kwargs))
+            return log[-1]
+
+        return rand
 
     def randint(high: int, size: Any, **kwargs: Any) -> Tensor:
         chosen = choose(high, size, **kwargs)
@@ -26,6 +29,7 @@ def recorded_draws(log: list[Tensor]) -> Iterator[None]:
         return chosen
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "rand", rand)
+        for name in ("rand", "rand_like"):
+            patch.setattr(torch, name, logged(getattr(torch, name)))
         patch.setattr(torch, "randint", randint)
         yield

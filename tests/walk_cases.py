@@ -46,7 +46,7 @@ def collected(
 
 def by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, a batch is walked by the operator, as in compiled graphs."""
-    monkeypatch.setattr(bmc, "can_walk_in_place", lambda column: False)
+    monkeypatch.setattr(bmc, "can_walk_in_place", lambda *_: False)
 
 
 def by_tensors(monkeypatch: pytest.MonkeyPatch, strategy: EpsilonStrategy, *data: object) -> None:

@@ -15,7 +15,10 @@ from bmc_torchrl.precision import KeepsPrecision, PerRun, per_run, require_run_s
 from bmc_torchrl.strategies.scalar import NoScalarFormError, ScalarForm
 
 __all__ = [
+    "LEAST_EPSILON",
+    "PADDING_KEYS",
     "EpsilonStrategy",
+    "epsilon_used",
     "gather_state",
     "has_time",
     "per_run_buffer",
@@ -723,6 +726,22 @@ def taken_with(transition: TensorDictBase, epsilon_key: NestedKey) -> Tensor | N
             f"got {kind}: if it is an entry of yours that means something else, pass epsilon_key=."
         )
     return epsilon > 0
+
+
+def epsilon_used(recorded: Tensor) -> Tensor:
+    """The ε that was used, where another may be recorded; see :data:`LEAST_EPSILON`.
+
+    Args:
+        recorded (Tensor): ``[*batch]``.
+
+    Returns:
+        ``[*batch]``.
+
+    Examples:
+        >>> epsilon_used(torch.tensor([LEAST_EPSILON, 0.5]))
+        tensor([0.0000, 0.5000])
+    """
+    return torch.where(recorded > LEAST_EPSILON, recorded, 0.0)
 
 
 def _checked_mark(transition: TensorDictBase, taken: Tensor) -> Tensor:

@@ -520,9 +520,11 @@ class BMCEpsilon(EpsilonStrategy):
         greedy, uniform, taken, *more = columns
         one_step = greedy.ndim == len(self.batch_shape)
         waits = self.offline and not one_step
-        if self._has_rule and not waits and can_walk_in_place(greedy):
-            self._walk_in_place(greedy, uniform, taken, *more)
-            return
+        if self._has_rule and not waits:
+            own = (*_rule_parameters(self.likelihood), *self._remembered())
+            if can_walk_in_place(greedy, own):
+                self._walk_in_place(own, greedy, uniform, taken, *more)
+                return
         student = type(self.likelihood) is StudentTLikelihood
         if student and not one_step and can_walk(greedy):
             self._walk_in_one(greedy, uniform, taken, *more)
@@ -553,12 +555,16 @@ class BMCEpsilon(EpsilonStrategy):
         return type(self.likelihood) in (StudentTLikelihood, GaussianLikelihood)
 
     def _walk_in_place(
-        self, greedy: Tensor, uniform: Tensor, taken: Tensor, *state_and_done: Tensor
+        self,
+        own: Sequence[Tensor],
+        greedy: Tensor,
+        uniform: Tensor,
+        taken: Tensor,
+        *state_and_done: Tensor,
     ) -> None:
         """By :class:`BMCRule`, one step or all of those that need not wait for an episode's end."""
         rest = list(state_and_done)
         state = None if self.num_states is None else rest.pop(0)
-        own = (*_rule_parameters(self.likelihood), *self._remembered())
         bmc_walk_in_place(own, taken, greedy, uniform, state)
         if self.offline:
             self._release(rest.pop(0))

@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+_MEMORY = [*[torch.float64] * 10, torch.int64]
+"""What :func:`bmc_walk_in_place` writes to."""
+
 _HAS_NUMBA = importlib.util.find_spec("numba") is not None
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -54,20 +57,24 @@ def can_walk(column: Tensor) -> bool:
     return _HAS_NUMBA if torch.compiler.is_compiling() else _has_numba()
 
 
-def can_walk_in_place(column: Tensor) -> bool:
+def can_walk_in_place(column: Tensor, memory: Sequence[Tensor]) -> bool:
     """Whether steps can be taken in the buffers' own memory.
 
     Args:
         column (Tensor): what is walked, ``[steps, *batch_shape]`` or one step.
+        memory (sequence of Tensor): see :func:`bmc_walk_in_place`.
 
     Returns:
-        Whether it is plain memory of the host, which nothing traces.
+        Whether all is plain memory of the host, as the loop takes it to be, which nothing traces.
     """
     return (
         column.device.type == "cpu"
         and type(column) is Tensor
         and not torch.compiler.is_compiling()
         and not _transformed()
+        and all(
+            x.is_contiguous() and x.dtype == kind for x, kind in zip(memory, _MEMORY, strict=True)
+        )
         and _has_numba()
     )
 
@@ -190,15 +197,14 @@ def bmc_walk_in_place(
     room = torch.empty(4 + 8, dtype=torch.float64)
     columns = [x.contiguous() for x in (taken, greedy, uniform)]
     left = None if state is None else state.contiguous()
-    runs = memory[0].numel()
     _bmc_loop_in_place()(
         room.data_ptr(),
         room[4:].data_ptr(),
         *(x.data_ptr() for x in (*memory, *columns)),
         0 if left is None else left.data_ptr(),
         taken.numel(),
-        runs,
-        0 if left is None else memory[4].numel() // runs,
+        memory[0].numel(),
+        0 if left is None else memory[4].shape[-1],
     )
 
 

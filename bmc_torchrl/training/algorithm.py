@@ -16,6 +16,7 @@ from bmc_torchrl.exploration import AdaptiveEGreedyModule, OneStepReturns
 from bmc_torchrl.learners.ranks import from_all_ranks, of_this_rank, world_size
 from bmc_torchrl.learners.rules import ACTIVE_KEY, LearningRule
 from bmc_torchrl.strategies import StrategyBank
+from bmc_torchrl.strategies.base import epsilon_used
 from bmc_torchrl.training.run_records import ChunkedLearner
 
 __all__ = ["EpsilonGreedyLearner", "NextAction"]
@@ -117,7 +118,7 @@ class EpsilonGreedyLearner(ChunkedLearner):
         due = log.record(
             transition.get(("next", "reward")).squeeze(-1),
             transition.get(("next", "done")).squeeze(-1),
-            transition.get(logged),
+            epsilon_used(transition.get(logged)),
             transition.get("loss"),
             self.diagnostics(),
         )
@@ -204,4 +205,4 @@ class NextAction(TensorDictModuleBase):  # type: ignore[misc]
         self.action.copy_(drawn.get("action"))
         self.epsilon.copy_(drawn.get("epsilon"))
         self.first.copy_(transition.get(("next", "done")).squeeze(-1))
-        transition.set(("next", "epsilon"), drawn.get("epsilon"))
+        transition.set(("next", "epsilon"), epsilon_used(drawn.get("epsilon")))

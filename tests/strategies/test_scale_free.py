@@ -53,7 +53,7 @@ def by_steps(strategy, data):
 
 def by_tensors(strategy, data):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bmc, "can_walk_in_place", lambda column: False)
+        patch.setattr(bmc, "can_walk_in_place", lambda *_: False)
         for module in (bmc, wins):
             patch.setattr(module, "can_walk", lambda column: False)
         strategy.update(data)

@@ -128,3 +128,17 @@ def test_without_numba_there_is_one_hint_and_the_torch_loop(monkeypatch, random)
     expected.update(data)
     expected.update(data)
     assert_equal_states(strategy, expected)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda x: x.float(), lambda x: torch.stack([x, x], -1)[..., 0], lambda x: x[:1].expand(4)],
+    ids=["float32", "strided", "expanded"],
+)
+def test_what_is_not_a_plain_column_of_numbers_is_not_walked_in_its_memory(other, random):
+    strategy, expected = (BMCEpsilon(1.0, 1.5, batch_shape=[4]) for _ in range(2))
+    strategy.likelihood.b0 = other(strategy.likelihood.b0)
+    data, taken = collected((4,), random)
+    strategy.update(data, taken)
+    expected.update(data, taken)
+    torch.testing.assert_close(strategy.alpha, expected.alpha, rtol=1e-12, atol=0)
