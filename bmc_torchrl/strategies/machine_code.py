@@ -23,6 +23,9 @@ __all__ = ["FLAGS", "NUMBER", "NUMBERS", "WHOLE_NUMBERS", "machine_loop"]
 NUMBER, NUMBERS, WHOLE_NUMBERS, FLAGS = "int64", "float64*", "int64*", "uint8*"
 """What a loop may be given: a number, or the address of many."""
 
+LIBM = {"exp", "expm1", "log", "log1p", "pow"}
+"""What kept code may call: every process has it, whereas Intel's library comes with numba."""
+
 _ENTRY = "loop"
 
 
@@ -48,8 +51,10 @@ def machine_loop(loop: Any, arguments: Sequence[str], **rule: Any) -> Callable[.
     name = f"{loop.__name__}-{_key(loop, arguments, rule)}.o"
     code = _read(name)
     if code is None:
-        code = _compiled(loop, arguments, rule)
-        _keep(name, code)
+        module = _compiled(loop, arguments, rule)
+        code = _target_machine().emit_object(module)
+        if _needs(module) <= LIBM:
+            _keep(name, code)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -61,8 +66,8 @@ def machine_loop(loop: Any, arguments: Sequence[str], **rule: Any) -> Callable[.
     return functools.partial(entry, ctypes.addressof(result), ctypes.addressof(exception))
 
 
-def _compiled(loop: Any, arguments: Sequence[str], rule: dict[str, Any]) -> bytes:
-    """The object file."""
+def _compiled(loop: Any, arguments: Sequence[str], rule: dict[str, Any]) -> Any:
+    """The module of the loop and all that it calls, in LLVM's language."""
     import llvmlite.binding as llvm
     import numba
 
@@ -84,8 +89,13 @@ def _compiled(loop: Any, arguments: Sequence[str], rule: dict[str, Any]) -> byte
         if not function.is_declaration and function.linkage == llvm.Linkage.external
     )
     entry.name = _ENTRY
-    code: bytes = _target_machine().emit_object(module)
-    return code
+    return module
+
+
+def _needs(module: Any) -> set[str]:
+    """What a module calls that is not in it."""
+    names = (function.name for function in module.functions if function.is_declaration)
+    return {name for name in names if not name.startswith("llvm.")}
 
 
 def _target_machine() -> Any:

@@ -1,6 +1,7 @@
 """Machine code that is kept on disk: read without numba, whole, and never for something else."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -24,6 +25,10 @@ def scale(numbers, flags, counts, size):
         if flags[at]:
             numbers[at] = change(numbers[at])  # noqa: F821
             counts[0] += 1
+
+
+def grown(x):
+    return math.expm1(x)
 
 
 ARGUMENTS = [NUMBERS, FLAGS, WHOLE_NUMBERS, NUMBER]
@@ -66,6 +71,16 @@ def test_what_is_kept_is_not_compiled_again(folder, compiled):
 def test_another_rule_is_other_code(folder, compiled):
     assert scaled(doubled) != scaled(tripled) == ([3, 2, 9, 12], 3)
     assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("library", [machine_code.LIBM, set()])
+def test_what_calls_more_than_libm_is_not_kept(folder, compiled, library, monkeypatch):
+    monkeypatch.setattr(machine_code, "LIBM", library)
+    for _ in range(2):
+        numbers, _ = scaled(grown)
+        assert numbers == pytest.approx([math.expm1(1), 2, math.expm1(3), math.expm1(4)], rel=1e-15)
+    assert len(compiled) == (1 if library else 2)
+    assert folder.exists() == bool(library)
 
 
 @pytest.mark.parametrize("what", ["_checksum", "version", "source_checksum"])
