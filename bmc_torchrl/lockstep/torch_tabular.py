@@ -155,49 +155,49 @@ class TabularLockstep(Lockstep):
     def _step(self, act: Tensor, noise: Tensor, reset: Tensor, act_next: Tensor) -> History:
         domain, lane = self.domain, self.lane
         index = domain.index(self.state).clone()
-        action = self._act(index, act)
+        # All that is written depends on all that is read: what else reads, inductor moves behind
+        # the writing, and copies the tables of all runs in every step to have the old ones, too.
+        row, best_before = self.table[lane, index], self.greedy[lane, index]
+        action = self._act(index, best_before, act)
         after, reward, terminated = domain.step(self.state, action, noise)
         done = terminated | (self.step_count + 1 >= domain.max_steps)
         following = domain.index(after)
         epsilon = self._current_epsilon(following)
         value = self.table[lane, following]
         if self.before:
-            best = self.greedy[lane, following].long()
-            self.action.copy_(self._chosen(best, epsilon, act_next))
+            self.action.copy_(self._chosen(value.argmax(-1), epsilon, act_next))
         masked = terminated if self.run.mask_terminated else None
         greedy = greedy_return(reward, value, self.gamma, terminated=masked)
         uniform = uniform_return(reward, value, self.gamma, terminated=masked)
-        best_before = self.greedy[lane, index]
         target = mixture_return(greedy, uniform, epsilon)
-        error = target - self.table[lane, index, action]
-        left = values_left(self.table[lane, index], action) if self.needs_values else None
-        change = self._learn(index, action, target)
+        old = row.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        left = values_left(row, action) if self.needs_values else None
+        change = self._learn(index, action, row, old, target)
         self._update_strategy(index, reward, terminated, done, value, change, left)
-        ends = self._count_episodes(done, epsilon, reward, error.square())
+        ends = self._count_episodes(done, epsilon, reward, (target - old).square())
         mask = done.reshape(-1, *[1] * (after.ndim - 1))
         fresh = domain.start(reset, self.episodes_done)
         self.state.copy_(torch.where(mask, fresh, after))
         return History(index, best_before, ends)
 
-    def _act(self, index: Tensor, draws: Tensor) -> Tensor:
-        best = self.greedy[self.lane, index].long()
+    def _act(self, index: Tensor, best: Tensor, draws: Tensor) -> Tensor:
         epsilon = self._current_epsilon(index)
         chosen = self._chosen(best, epsilon, draws)
         return torch.where(self.step_count == 0, chosen, self.action) if self.before else chosen
 
     def _chosen(self, best: Tensor, epsilon: Tensor, draws: Tensor) -> Tensor:
         random = uniform_action(draws[1], self.domain.num_actions)
-        return epsilon_greedy_action(best, epsilon, draws[0], random)
+        return epsilon_greedy_action(best.long(), epsilon, draws[0], random)
 
-    def _learn(self, index: Tensor, action: Tensor, target: Tensor) -> Tensor:
+    def _learn(
+        self, index: Tensor, action: Tensor, row: Tensor, old: Tensor, target: Tensor
+    ) -> Tensor:
         """:func:`bmc_torchrl.learners.objectives.tabular_update` where a lane still learns."""
         active, learner = self.episodes_done < self.episodes, self.learner
         decay = torch.full_like(target, learner.decay)
         rate = (learner.learning_rate * decay**self.episodes_done).clamp(min=learner.floor)
-        row = self.table[self.lane, index]
         actions = torch.arange(row.shape[-1], device=row.device)
         taken = actions == action.unsqueeze(-1)
-        old = row.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         new = torch.where(active, old + rate * (target - old), old)
         best = torch.where(taken, new.unsqueeze(-1), row).argmax(-1)
         self.table.index_put_((self.lane, index, action), new)

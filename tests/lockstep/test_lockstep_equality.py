@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 
 import pytest
 import torch
-from lockstep_reference import DOMAINS, STRATEGIES, compare_dqn, compare_tabular
+from lockstep_reference import (
+    DOMAINS,
+    RUNS,
+    STRATEGIES,
+    compare_dqn,
+    compare_tabular,
+    make_tabular,
+)
+from torch._inductor.utils import run_and_get_code
 
 from bmc_torchrl.envs.factored import active_features, one_hot_encoding
 from bmc_torchrl.learners.published_fit import adam_state, fit_minibatch
@@ -48,6 +57,23 @@ def test_compiled_dqn_follows_the_library_modules(domain: str) -> None:
 @pytest.mark.parametrize("domain", ["supply"])
 def test_compiled_expected_sarsa_follows_the_library_modules(domain: str) -> None:
     compare_tabular(domain, "stacked", steps=30, compiled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+@pytest.mark.parametrize(
+    ("domain", "strategy", "next_action"),
+    [("grid", "bmc", "before"), ("grid", "wins", "after"), ("supply", "stacked", "before")],
+)
+def test_compiled_steps_copy_no_tables(domain: str, strategy: str, next_action: str) -> None:
+    engine = make_tabular(domain, strategy, next_action=next_action, compiled=True)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        _, codes = run_and_get_code(engine.advance, 8)
+    made = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", "".join(codes))
+    shapes = {tuple(int(size) for size in re.findall(r"\d+", shape)) for shape in made}
+    assert (RUNS, engine.domain.num_actions) in shapes
+    assert not shapes & {tuple(engine.table.shape), tuple(engine.greedy.shape)}
 
 
 @pytest.mark.parametrize(("embedded", "actions"), [(False, 3), (True, 3), (True, 40)])
