@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,8 @@ class NumbaDQNEngine(NumbaEngine):
         with announced(f"DQN in {type(env).__name__}"):
             kinds = tuple(type(rule) for rule in self._rules)
             self._advance_lanes = dqn_loops_of(type(self._domain), kinds)
-            self.advance(0)
+            self._advance(0, NOTHING, 0, 0)
+        self.advance(0)
 
     def advance(self, steps: int, *, uniforms: Tensor | None = None) -> None:
         """Up to `steps` training steps of every unfinished run, tests included.
@@ -126,14 +128,14 @@ class NumbaDQNEngine(NumbaEngine):
                     f"got {tuple(uniforms.shape)}."
                 )
             given = np.ascontiguousarray(uniforms.double().numpy())
-        domain, rules, rule, net = self._domain, self._rules, self._rule, self._network
-        lanes = self._lanes
+        self._each_block(functools.partial(self._advance, steps, given))
 
-        def run(first: int, last: int) -> None:
-            scratch = _scratch(net, rule, lanes.physics.dtype)
-            self._advance_lanes(domain, rules, rule, net, lanes, first, last, steps, given, scratch)
-
-        self._each_block(run)
+    def _advance(self, steps: int, given: Any, first: int, last: int) -> None:
+        net, rule, lanes = self._network, self._rule, self._lanes
+        scratch = _scratch(net, rule, lanes.physics.dtype)
+        self._advance_lanes(
+            self._domain, self._rules, rule, net, lanes, first, last, steps, given, scratch
+        )
 
     @torch.no_grad()
     def export(self, network: QNetwork) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,8 @@ class NumbaTabularEngine(NumbaEngine):
         with announced(f"expected SARSA in {type(env).__name__}"):
             kinds = tuple(type(rule) for rule in self._rules)
             self._advance_lanes = loops_of(type(self._domain), kinds)
-            self.advance(0)
+            self._advance(0, NOTHING, 0, 0)
+        self.advance(0)
 
     def advance(self, steps: int, *, uniforms: Tensor | None = None) -> None:
         """Up to `steps` training steps of every unfinished run, tests included.
@@ -109,13 +111,14 @@ class NumbaTabularEngine(NumbaEngine):
                     f"got {tuple(uniforms.shape)}."
                 )
             given = np.ascontiguousarray(uniforms.double().numpy())
-        domain, rules, rule, lanes = self._domain, self._rules, self._rule, self._lanes
+        self._each_block(functools.partial(self._advance, steps, given))
 
-        def work(first: int, last: int) -> None:
-            scratch = _scratch(rule.tests, lanes.physics.dtype)
-            self._advance_lanes(domain, rules, rule, lanes, first, last, steps, given, scratch)
-
-        self._each_block(work)
+    def _advance(self, steps: int, given: Any, first: int, last: int) -> None:
+        rule, lanes = self._rule, self._lanes
+        scratch = _scratch(rule.tests, lanes.physics.dtype)
+        self._advance_lanes(
+            self._domain, self._rules, rule, lanes, first, last, steps, given, scratch
+        )
 
     @property
     def table(self) -> Tensor:
