@@ -46,7 +46,7 @@ def _whole_scripts() -> Iterator[dict[str, Any]]:
 
         run(adaptive=True)
         pairs = []
-        for number in range(2 * EFFORT.repeats - 1):
+        for number in range(3 * EFFORT.repeats):
             found = {adaptive: run(adaptive) for adaptive in (bool(number % 2), not number % 2)}
             pairs.append((found[True], found[False]))
     if len({each["actions"] for pair in pairs for each in pair}) > 1:

@@ -15,10 +15,13 @@ from bmc_torchrl.benchmarks.timing import EFFORT
 
 ROOT = Path.cwd()
 PEERS = Path(__file__).parent / "peers"
-SINGLE_THREADED = {
+VARIABLES = {
     **{f"{kind}_NUM_THREADS": "1" for kind in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "NUMBA")},
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    # A checkout is not compiled to bytecode at each import, as nothing is that pip installed.
+    "PYTHONDONTWRITEBYTECODE": "",
 }
+"""Of every process: one thread, and imports as they are for a user."""
 
 
 class UnavailableError(Exception):
@@ -67,7 +70,7 @@ def ask(
 ) -> dict[str, Any]:
     """The JSON line that ``peers/<script>.py`` prints, run on this process's core."""
     command = [str(python_of(environment)), f"{script}.py", *map(str, arguments)]
-    own = {**os.environ, **SINGLE_THREADED, **(variables or {})}
+    own = {**os.environ, **VARIABLES, **(variables or {})}
     try:
         printed = _checked(command, cwd=PEERS, env=own)
     except (subprocess.SubprocessError, OSError) as error:
