@@ -25,6 +25,7 @@ from bmc_torchrl.lockstep.numba.formulas import (
     uniform,
     uniform_pair,
 )
+from bmc_torchrl.lockstep.numba.kernels import distinct_indices
 from bmc_torchrl.lockstep.numba.loops import (
     Scratch,
     compiled_for,
@@ -347,20 +348,6 @@ def sample(net: Network, space: Work, replay: Array, width: int, minibatch: Mini
                 state, first = np.int64(0), 4 * side
             p = (record[first], record[first + 1], record[first + 2], record[first + 3])
             show(net, space, side * batch + j, p, state)
-
-
-@inlined
-def distinct_indices(positions: Array, rows: Array, count: int) -> None:
-    """``learners.replay.distinct_indices``, from positions among what is left."""
-    for j in range(count):
-        rows[j] = positions[j]
-    # Eight at a time, because loops of one length are vectors.
-    for first in range(0, count, 8):
-        size = 8 if first + 8 <= count else count - first
-        for draw in range(first + size - 2, -1, -1):
-            removed = positions[draw]
-            for j in range(first, first + size):
-                rows[j] += (rows[j] >= removed) & (j > draw)
 
 
 @inlined

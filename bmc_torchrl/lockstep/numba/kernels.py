@@ -25,7 +25,15 @@ from numba.extending import intrinsic
 from bmc_torchrl.lockstep.numba.formulas import Array, at, compiled
 from bmc_torchrl.strategies.compiled import OPTIONS
 
-__all__ = ["BETA1", "BETA2", "adam", "compile_kernels", "multiply", "transpose"]
+__all__ = [
+    "BETA1",
+    "BETA2",
+    "adam",
+    "compile_kernels",
+    "distinct_indices",
+    "multiply",
+    "transpose",
+]
 
 _FLOAT, _INDEX, _SHORT = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _ARRAY = types.CPointer(types.float32)
@@ -154,15 +162,12 @@ class _Vectors:
         """A mask of the first `count` lanes."""
         # As wide as what it masks: of other widths a mask is made anew for every load.
         numbers = ir.VectorType(_SHORT, self.lanes)
-        count = self._splat(self.builder.trunc(count, _SHORT), numbers)
+        count = self.splat(self.builder.trunc(count, _SHORT), numbers)
         return self.builder.icmp_signed("<", ir.Constant(numbers, list(range(self.lanes))), count)
 
-    def splat(self, entry: Any) -> Any:
-        """A number in every lane."""
-        return self._splat(entry, self.type)
-
-    def _splat(self, entry: Any, kind: Any) -> Any:
-        empty = ir.Constant(kind, ir.Undefined)
+    def splat(self, entry: Any, kind: Any = None) -> Any:
+        """A number in every lane, of floats or of another kind."""
+        empty = ir.Constant(kind or self.type, ir.Undefined)
         first = self.builder.insert_element(empty, entry, ir.Constant(_SHORT, 0))
         return self.shuffle(first, empty, [0] * self.lanes)
 
@@ -348,3 +353,42 @@ def transpose(a: Array, b: Array, rows: int, columns: int) -> None:
         for beside in range(0, columns, _BLOCK):
             j = beside if beside < columns - _BLOCK else columns - _BLOCK
             _transpose_block(at(a, i * columns + j), columns, at(b, j * rows + i), rows)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _shift(typing: Any, positions: Any, rows: Any, first: Any, count: Any) -> Any:
+    """`_LANES` of the rows of :func:`distinct_indices`, in a register, from `first` on."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        positions, rows, first, count = given
+        vector, numbers = _Vectors(builder, _LANES), ir.VectorType(_SHORT, _LANES)
+        bits = _FLOAT.as_pointer()
+        rest = builder.sub(count, first)
+        cut = vector.first(rest)
+        start = vector.load(builder.bitcast(positions, bits), first, cut)
+        shifted = cgutils.alloca_once_value(builder, builder.bitcast(start, numbers))
+        enough = builder.icmp_signed("<", rest, _index(_LANES))
+        last = builder.add(first, builder.select(enough, rest, _index(_LANES)))
+        draws = builder.sub(last, _index(1))
+        with cgutils.for_range(builder, draws) as loop:
+            draw = builder.sub(builder.sub(draws, _index(1)), loop.index)
+            removed = builder.load(builder.gep(positions, [draw]))
+            row = builder.load(shifted)
+            passed = builder.icmp_signed(">=", row, vector.splat(removed, numbers))
+            drawn_later = builder.not_(
+                vector.first(builder.sub(builder.add(draw, _index(1)), first))
+            )
+            passed = builder.and_(passed, drawn_later)
+            builder.store(builder.add(row, builder.zext(passed, numbers)), shifted)
+        found = builder.bitcast(builder.load(shifted), vector.type)
+        vector.store_first([(found, builder.bitcast(rows, bits), first)], rest, cut)
+        return context.get_dummy_value()
+
+    return types.void(positions, rows, first, count), generate
+
+
+@compiled
+def distinct_indices(positions: Array, rows: Array, count: int) -> None:
+    """``learners.replay.distinct_indices``, from positions among what is left; int32 arrays."""
+    for first in range(0, count, _LANES):
+        _shift(positions, rows, first, count)
