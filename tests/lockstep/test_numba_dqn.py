@@ -24,14 +24,25 @@ from bmc_torchrl.envs import CartPoleEnv, SubgoalGridEnv, SupplyChainEnv
 from bmc_torchrl.envs.factored import one_hot_encoding
 from bmc_torchrl.envs.lanes import Noise
 from bmc_torchrl.learners.published_fit import adam_state, fit_minibatch
+from bmc_torchrl.learners.replay import distinct_indices
 from bmc_torchrl.learners.settings import RunSettings
 from bmc_torchrl.learners.values import QNetwork, q_actor
 from bmc_torchrl.lockstep import DQNDraws, DQNLockstep
 from bmc_torchrl.lockstep.numba.dqn import NumbaDQNEngine, _packed
+from bmc_torchrl.lockstep.numba.dqn_loops import show
 from bmc_torchrl.lockstep.numba.formulas import at
 from bmc_torchrl.lockstep.numba.kernels import compile_kernels, multiply, transpose
+from bmc_torchrl.lockstep.numba.kernels import distinct_indices as compiled_indices
 from bmc_torchrl.lockstep.numba.loops import CURVES
-from bmc_torchrl.lockstep.numba.network import describe, fit, forward, placed, work
+from bmc_torchrl.lockstep.numba.network import (
+    describe,
+    fit,
+    forward,
+    greedy_actions,
+    placed,
+    placed_work,
+    work,
+)
 from bmc_torchrl.strategies import BMCEpsilon
 
 RUN = RunSettings(gamma=0.9, episodes=50, seed=3)
@@ -210,60 +221,65 @@ SHAPES = {
 
 
 @called
-def run_forward(net, parameters, space, rows):
-    network, places = placed(net, space)
-    forward(network, at(parameters, 0), places, rows)
+def run_show(net, space, numbers, states):
+    network, places = placed(net), placed_work(space)
+    for j in range(space.samples):
+        p = numbers[j, 0], numbers[j, 1], numbers[j, 2], numbers[j, 3]
+        show(network, places, j, p, states[j])
 
 
 @called
-def run_fit(net, parameters, mean, square, space, batch, made, gamma, rate, l2, epochs):
-    network, places = placed(net, space)
+def run_forward(net, parameters, space, count):
+    forward(placed(net), at(parameters, 0), placed_work(space), count)
+
+
+@called
+def run_fit(net, parameters, mean, square, space, after, made, gamma, rate, epochs):
     weights, first, second = at(parameters, 0), at(mean, 0), at(square, 0)
     taken, reward, terminated = made
     return fit(
-        network, weights, first, second, places, batch, taken, reward, terminated,
-        gamma, rate, l2, epochs, 1,
+        placed(net), weights, first, second, placed_work(space), placed_work(after),
+        taken, reward, terminated, gamma, rate, epochs, 1,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_compiled_fit_is_the_published_fit(shape, random):
     env, hidden, batch, l2 = SHAPES[shape]
-    rows, actions, epochs = 2 * batch, env.num_actions, 4
-    net = describe(env, hidden, rows, batch)
-    space = work(net, rows, batch)
+    actions, epochs = env.num_actions, 4
+    net = describe(env, hidden)
     network = QNetwork(net.widths[0], actions, hidden, runs=1)
     for layer in network.layers:
         torch.nn.init.uniform_(layer.bias, -0.3, 0.3)
-    state = torch.randint(env.num_states, (rows,), generator=random)
-    if shape in ("numbers", "three odd layers"):
-        features = torch.randn(rows, 4, generator=random)
-    else:
-        features = one_hot_encoding(state, env.sizes)
-    space.states[:] = state.numpy()
-    if not net.active.size:
-        inputs = space.outputs[: net.outputs[1]].reshape(rows, -1)
-        inputs[:, :-1] = features.numpy()
     compile_kernels()
     parameters = _packed(network, 1, net)[0].copy()
-    run_forward(net, parameters, space, rows)
-    value = space.outputs[net.outputs[-2] :].reshape(rows, -1)[:, :-1]
-    expected = network(features.unsqueeze(0)).detach()[0]
-    torch.testing.assert_close(torch.from_numpy(value), expected, rtol=1e-5, atol=1e-5)
+    spaces = work(net, batch, learning=True, l2=l2), work(net, batch)
+    seen, expected = [], []
+    for space in spaces:
+        # What was shown before leaves no trace.
+        for _ in range(2):
+            numbers = torch.randn(batch, 4, generator=random)
+            state = torch.randint(env.num_states, (batch,), generator=random)
+            run_show(net, space, numbers.numpy(), state.numpy())
+        seen.append(one_hot_encoding(state, env.sizes) if net.ones else numbers)
+        expected.append(network(seen[-1].unsqueeze(0)).detach()[0])
+        run_forward(net, parameters, space, batch)
+        value = torch.from_numpy(space.outputs[net.outputs[-2] * batch :].reshape(-1, batch)[:-1])
+        torch.testing.assert_close(value.mT, expected[-1], rtol=1e-5, atol=1e-5)
     action = torch.randint(actions, (batch,), generator=random)
     reward = torch.randn(batch, generator=random)
     terminated = torch.rand(batch, generator=random) < 0.3
     moments = np.zeros_like(parameters), np.zeros_like(parameters)
     made = action.numpy(), reward.numpy(), terminated.numpy()
     gamma = np.float32(0.9)
-    loss = run_fit(net, parameters, *moments, space, batch, made, gamma, 0.001, l2, epochs)
-    target = reward + 0.9 * torch.where(terminated, 0.0, expected[batch:].amax(-1))
+    loss = run_fit(net, parameters, *moments, *spaces, made, gamma, 0.001, epochs)
+    target = reward + 0.9 * torch.where(terminated, 0.0, expected[1].amax(-1))
     weights = {name: p.detach() for name, p in network.named_parameters()}
     theirs = fit_minibatch(
         functools.partial(torch.func.functional_call, network),
         weights,
         adam_state(weights),
-        features[None, :batch],
+        seen[0][None],
         action[None],
         target[None],
         epochs=epochs,
@@ -281,7 +297,7 @@ def product(rows, inner, columns, a, down, along, b, c, c_row, floor):
     multiply(rows, inner, columns, at(a, 0), down, along, at(b, 0), b_row, at(c, 0), c_row, floor)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 9, 24])
+@pytest.mark.parametrize("rows", [1, 3, 4, 9, 13, 24])
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 7, 8, 12, 16, 25, 100])
 def test_products_and_transposes_are_those_of_numpy(rows, columns):
     compile_kernels()
@@ -299,6 +315,46 @@ def test_products_and_transposes_are_those_of_numpy(rows, columns):
             )  # fmt: skip
             np.testing.assert_allclose(c[:, :-2], np.maximum(wanted, floor), rtol=1e-4, atol=1e-5)
             assert (c[:, -2:] == 7).all()
-    other = np.zeros((columns, rows), np.float32)
-    called(transpose)(c[:, :-2].ravel(), other.ravel(), rows, columns)
-    assert np.array_equal(other, c[:, :-2].T)
+    for row in (rows, rows + 3):
+        other = np.full((columns, row), 7, np.float32)
+        called(transpose)(c[:, :-2].ravel(), other.ravel(), rows, columns, row)
+        assert np.array_equal(other[:, :rows], c[:, :-2].T)
+        assert (other[:, rows:] == 7).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 15, 16, 17, 24, 31, 64, 100])
+def test_compiled_rows_of_a_minibatch_are_those_of_the_replay_sampler(count, random):
+    filled = count + 3
+    uniform = double(20, count, random=random)
+    # The first are left, and so each moves all that are drawn later; then any.
+    uniform[0] = 0
+    expected = distinct_indices(uniform, filled)
+    for drawn, wanted in zip(uniform, expected, strict=True):
+        left = filled - torch.arange(count)
+        rows = np.full(2 * count + 5, -1, np.int32)
+        rows[:count] = (drawn * left).int().numpy()
+        given = rows[:count].copy()
+        called(draw_rows)(rows, count)
+        assert np.array_equal(rows[count : 2 * count], wanted.numpy())
+        assert np.array_equal(rows[:count], given)
+        assert (rows[2 * count :] == -1).all()
+
+
+def draw_rows(rows, count):
+    compiled_indices(at(rows, 0), at(rows, count), count)
+
+
+def test_of_equal_values_the_first_action_is_greedy():
+    net = describe(SubgoalGridEnv(), (5,))
+    space = work(net, 20)
+    values = space.outputs[net.outputs[-2] * 20 :].reshape(-1, 20)
+    values[:-1] = np.arange(80).reshape(4, 20) % 3
+    find_greedy(net, space, 17)
+    assert np.array_equal(space.chosen[:17], values[:-1, :17].argmax(0))
+    assert np.array_equal(space.best[:17], values[:-1, :17].max(0))
+    assert not space.best[17:].any()
+
+
+@called
+def find_greedy(net, space, count):
+    greedy_actions(placed(net), placed_work(space), count)

@@ -79,9 +79,8 @@ class NumbaDQNEngine(NumbaEngine):
             raise ValueError(
                 f"next_action={run.next_action!r} is for expected SARSA; DQN acts after learning."
             )
-        rows = max(2 * learner.batch_size + 1, run.tests)
         self.learner = learner
-        self._network = describe(env, learner.hidden, rows, learner.batch_size)
+        self._network = describe(env, learner.hidden)
         self._rules, lanes = _lanes(env, strategy, run.episodes, learner, self._network)
         super().__init__(lanes, strategy, threads)
         self._domain = env.scalars()
@@ -164,9 +163,12 @@ def _packed(network: QNetwork, runs: int, net: Network) -> Any:
 
 
 def _scratch(net: Network, rule: DQNRule, physics: Any) -> DQNScratch:
-    rows, tests = max(2 * rule.batch + 1, rule.tests), rule.tests
+    tests = rule.tests
     return DQNScratch(
-        space=work(net, rows, rule.batch),
+        before=work(net, rule.batch, learning=True, l2=rule.l2),
+        after=work(net, rule.batch),
+        alone=work(net, 1),
+        tested=work(net, max(tests, 1)),
         minibatch=Minibatch(
             rows=np.zeros(2 * rule.batch, np.int32),
             taken=np.zeros(rule.batch, np.int64),
@@ -191,7 +193,7 @@ def _lanes(
     net: Network,
 ) -> tuple[tuple[ScalarRule, ...], DQNLanes]:
     runs = env.batch_size.numel()
-    width = SHORT_RECORD if net.active.size or net.codes.size else LONG_RECORD
+    width = SHORT_RECORD if net.ones else LONG_RECORD
     count = np.zeros((5, runs), np.int64)
     rules, epsilon = read_strategy(strategy, runs, env.num_states, episodes)
     reads_change = np.zeros(runs, np.bool_)

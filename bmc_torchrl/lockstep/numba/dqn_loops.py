@@ -17,7 +17,6 @@ from bmc_torchrl.lockstep.numba.formulas import (
     Bits,
     Scalar,
     at,
-    compiled,
     epsilon_greedy,
     inlined,
     next_bits,
@@ -38,7 +37,15 @@ from bmc_torchrl.lockstep.numba.loops import (
     start_tests,
     step_test,
 )
-from bmc_torchrl.lockstep.numba.network import Network, Work, fit, forward, placed
+from bmc_torchrl.lockstep.numba.network import (
+    Network,
+    Work,
+    fit,
+    forward,
+    greedy_actions,
+    placed,
+    placed_work,
+)
 from bmc_torchrl.lockstep.numba.rules import (
     current_epsilon,
     learn_transition,
@@ -122,9 +129,16 @@ class Minibatch(NamedTuple):
 
 
 class DQNScratch(NamedTuple):
-    """What one lane's step and tests need, for any lane."""
+    """What one lane's step and tests need, for any lane.
 
-    space: Work
+    The network sees a minibatch's s in `before` and its s′ in `after`, one state in `alone`, and
+    all tests in `tested`.
+    """
+
+    before: Work
+    after: Work
+    alone: Work
+    tested: Work
     minibatch: Minibatch
     tests: Scratch
 
@@ -170,8 +184,9 @@ def advance_lanes(
             action, one for the step, four for the reset, the rest for the minibatch; or empty.
         scratch: overwritten.
     """
-    net, space = placed(shape, scratch.space)
-    minibatch, values = scratch.minibatch, at(space.outputs, net.outputs[net.layers])
+    net, alone = placed(shape), placed_work(scratch.alone)
+    left, reached = placed_work(scratch.before), placed_work(scratch.after)
+    minibatch, values = scratch.minibatch, at(alone.outputs, net.outputs[net.layers])
     actions, gamma, drawn = net.widths[net.layers], np.float32(rule.gamma), given.shape[0] == 0
     size, width = net.starts[net.layers], lanes.replay.shape[2]
     # As literals they would be further types, for which everything is compiled again.
@@ -204,8 +219,8 @@ def advance_lanes(
                 coin, which = uniform_pair(next_bits(bits))
             else:
                 coin, which = np.float32(given[step, lane, 0]), np.float32(given[step, lane, 1])
-            show(net, space, none, p, state)
-            forward(net, weights, space, one)
+            show(net, alone, none, p, state)
+            forward(net, weights, alone, one)
             here = np.float32(current_epsilon(rules, which_rule, memory, local, state))
             greedy = row_argmax(values, actions)
             action = epsilon_greedy(greedy, here, coin, which, actions)
@@ -217,39 +232,39 @@ def advance_lanes(
             remember(record, width, p, state, q, after, action, reward, terminated)
             time += 1
             count += 1
-            rows, filled = none, time if time < rule.capacity else rule.capacity
+            filled = time if time < rule.capacity else rule.capacity
             if filled >= rule.batch:
-                rows = 2 * rule.batch
                 for j in range(rule.batch):
                     u = uniform(next_bits(bits)) if drawn else given[step, lane, GIVEN + j]
                     minibatch.rows[j] = np.int32(u * (filled - j))
-                sample(net, space, replay, width, minibatch)
-            show(net, space, rows, q, after)
-            forward(net, weights, space, rows + 1)
-            best, mean = maximum_and_mean(at(values, rows * (actions + 1)), actions)
+                sample(net, left, reached, replay, width, minibatch)
+                forward(net, weights, left, rule.batch)
+                forward(net, weights, reached, rule.batch)
+            show(net, alone, none, q, after)
+            forward(net, weights, alone, one)
+            best, mean = maximum_and_mean(values, actions)
             if terminated and rule.mask_terminated:
                 best = mean = np.float32(0)
             change = np.float32(0)
-            if rows > 0:
+            if filled >= rule.batch:
                 sums[2] += fit(
                     net,
                     weights,
                     at(weights, size),
                     at(weights, 2 * size),
-                    space,
-                    rule.batch,
+                    left,
+                    reached,
                     minibatch.taken,
                     minibatch.reward,
                     minibatch.terminated,
                     gamma,
                     rule.learning_rate,
-                    rule.l2,
                     rule.epochs,
                     (time - rule.batch) * rule.epochs + 1,
                 )
                 if lanes.reads_change[lane]:
-                    show(net, space, none, p, state)
-                    forward(net, weights, space, one)
+                    show(net, alone, none, p, state)
+                    forward(net, weights, alone, one)
                     change = values[action] - chosen
             sums[0] += here
             sums[1] += reward
@@ -276,8 +291,9 @@ def advance_lanes(
             if terminated or count >= rule.max_steps:
                 found, stream = (np.nan, np.nan, False), next_bits(bits)
                 if rule.tests > 0:
+                    tested = placed_work(scratch.tested)
                     found = greedy_episodes(
-                        m, rule, net, weights, stream, space, scratch.tests, episode
+                        m, rule, net, weights, stream, tested, scratch.tests, episode
                     )
                 episode = record_episode(rule, lanes, lane, count, found)
                 count = 0
@@ -290,21 +306,21 @@ def advance_lanes(
         lanes.step_count[lane], lanes.state[lane], lanes.time[lane] = count, state, time
 
 
-@compiled
-def show(net: Network, space: Work, row: Scalar, p: Any, state: Scalar) -> None:
-    """Let a row's input be that of a state."""
-    space.states[row] = state
-    if net.ones == 0:
-        width = net.widths[0]
-        inputs = at(space.outputs, row * (width + 1))
-        if net.coded:
-            code = at(net.codes, state * (width + 1))
-            for j in range(width):
-                inputs[j] = code[j]
-        else:
-            # In a loop, an entry of a tuple would be read through a table of jumps.
-            inputs[0], inputs[1] = np.float32(p[0]), np.float32(p[1])
-            inputs[2], inputs[3] = np.float32(p[2]), np.float32(p[3])
+@inlined
+def show(net: Network, space: Work, sample: Scalar, p: Any, state: Scalar) -> None:
+    """Let a sample's input be that of a state."""
+    inputs, samples, ones = at(space.outputs, sample), space.samples, net.ones
+    if ones == 0:
+        # In a loop, an entry of a tuple would be read through a table of jumps.
+        inputs[0], inputs[samples] = np.float32(p[0]), np.float32(p[1])
+        inputs[2 * samples], inputs[3 * samples] = np.float32(p[2]), np.float32(p[3])
+    elif not net.embedded:
+        shown, active = at(net.active, space.states[sample] * ones), at(net.active, state * ones)
+        for number in range(ones):
+            inputs[shown[number] * samples] = 0
+        for number in range(ones):
+            inputs[active[number] * samples] = 1
+    space.states[sample] = state
 
 
 @inlined
@@ -329,8 +345,10 @@ def remember(
 
 
 @inlined
-def sample(net: Network, space: Work, replay: Array, width: int, minibatch: Minibatch) -> None:
-    """Show the network a minibatch of what a lane remembers: its s, then its s′."""
+def sample(
+    net: Network, left: Work, reached: Work, replay: Array, width: int, minibatch: Minibatch
+) -> None:
+    """Show the network a minibatch of what a lane remembers: the states left, and those reached."""
     batch = minibatch.taken.size
     rows = at(minibatch.rows, batch)
     distinct_indices(at(minibatch.rows, 0), rows, batch)
@@ -341,13 +359,13 @@ def sample(net: Network, space: Work, replay: Array, width: int, minibatch: Mini
     # A loop of its own: the one above waits for memory, and waits for many records at once.
     for j in range(batch):
         record = at(replay, rows[j] * width)
-        for side in range(2):
-            if width == SHORT_RECORD:
-                state, first = np.int64(record[side]), 0
-            else:
-                state, first = np.int64(0), 4 * side
-            p = (record[first], record[first + 1], record[first + 2], record[first + 3])
-            show(net, space, side * batch + j, p, state)
+        p, q, state, after = record, record, np.int64(0), np.int64(0)
+        if width == SHORT_RECORD:
+            state, after = np.int64(record[0]), np.int64(record[1])
+        else:
+            q = at(record, 4)
+        show(net, left, j, (p[0], p[1], p[2], p[3]), state)
+        show(net, reached, j, (q[0], q[1], q[2], q[3]), after)
 
 
 @inlined
@@ -375,7 +393,6 @@ def greedy_episodes(
 
     As ``loops.greedy_episodes``; the network sees all tests under way at once.
     """
-    values, width = at(space.outputs, net.outputs[net.layers]), net.widths[net.layers] + 1
     physics, slots = tests.physics, tests.slots
     nothing = physics[:0]
     start_tests(m, rule.tests, stream, tests, nothing, episode)
@@ -387,10 +404,10 @@ def greedy_episodes(
             p = (physics[j, 0], physics[j, 1], physics[j, 2], physics[j, 3])
             show(net, space, i, p, tests.states[j])
         forward(net, weights, space, active)
+        greedy_actions(net, space, active)
         left = 0
         for i in range(active):
-            j = slots[i]
-            action = row_argmax(at(values, i * width), width - 1)
+            j, action = slots[i], np.int64(space.chosen[i])
             if step_test(m, tests, j, action, discount, rule.noisy, step, nothing):
                 ended_early |= step + 1 < rule.max_steps
             else:

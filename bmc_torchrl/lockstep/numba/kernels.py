@@ -22,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from bmc_torchrl.lockstep.numba.formulas import Array, at, compiled
+from bmc_torchrl.lockstep.numba.formulas import Array, at, compiled, inlined
 from bmc_torchrl.strategies.compiled import OPTIONS
 
 __all__ = [
@@ -76,7 +76,7 @@ Args:
 """
 
 adam = types.ExternalFunction(
-    "bmc_torchrl_adam", types.void(types.int64, _ARRAY, _ARRAY, _ARRAY, _ARRAY, types.float32)
+    "bmc_torchrl_adam", types.void(types.int64, *[_ARRAY] * 5, types.float32)
 )
 """``flat_network.adam``, but that moments below `_TINY` become 0.
 
@@ -89,6 +89,7 @@ Args:
     mean (float32 array): first moments.
     square (float32 array): second moments.
     gradient (float32 array): of the loss.
+    penalty (float32 array): times its parameter, added to an entry of the gradient.
     rate (float32): η times the bias correction.
 """
 
@@ -262,23 +263,30 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
 
 def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
     """A function that computes some columns of a product, `high` rows at a time."""
-    tile = _tile(high, vectors, lanes)
+    tile, low = _tile(high, vectors, lanes), _tile(_LOW, vectors, lanes)
 
-    @compiled
+    @inlined
     def strip(
         rows: int, inner: int, columns: int, a: Any, down: int, along: int,
         b: Any, b_row: int, c: Any, c_row: int, floor: float, j: int,
     ) -> None:  # fmt: skip
         for i in range(0, rows, high):
-            tile(
-                rows - i, inner, columns, a, i * down, down, along, b, j, b_row,
-                c, i * c_row + j, c_row, floor,
-            )  # fmt: skip
+            if rows - i > _LOW:
+                tile(
+                    rows - i, inner, columns, a, i * down, down, along, b, j, b_row,
+                    c, i * c_row + j, c_row, floor,
+                )  # fmt: skip
+            else:
+                low(
+                    rows - i, inner, columns, a, i * down, down, along, b, j, b_row,
+                    c, i * c_row + j, c_row, floor,
+                )  # fmt: skip
 
     return strip
 
 
 _LANES, _HIGH = (16, 8) if _HAS_512 else (8, 6)
+_LOW = 4
 _double, _single = _strip(_HIGH, 2, _LANES), _strip(8, 1, _LANES)
 
 
@@ -295,9 +303,11 @@ def _multiply(
         _single(rows, inner, columns - j, a, down, along, b, b_row, c, c_row, floor, j)
 
 
-def _adam(size: int, parameters: Any, mean: Any, square: Any, gradient: Any, rate: Any) -> None:
+def _adam(
+    size: int, parameters: Any, mean: Any, square: Any, gradient: Any, penalty: Any, rate: Any
+) -> None:
     for j in range(size):
-        slope = gradient[j]
+        slope = gradient[j] + penalty[j] * parameters[j]
         first = mean[j] + _NEW1 * (slope - mean[j])
         second = _KEPT2 * square[j] + _NEW2 * slope * slope
         first = _ZERO if abs(first) < _TINY else first
@@ -341,18 +351,18 @@ def _transpose_block(typing: Any, a: Any, a_row: Any, b: Any, b_row: Any) -> Any
 
 
 @compiled
-def transpose(a: Array, b: Array, rows: int, columns: int) -> None:
-    """`b`, overwritten, becomes the transpose of `a`, which has `rows` and `columns`."""
+def transpose(a: Array, b: Array, rows: int, columns: int, b_row: int) -> None:
+    """The rows of `a` become columns of `b`, whose rows begin `b_row` entries apart."""
     if rows < _BLOCK or columns < _BLOCK:
         for i in range(rows):
             for j in range(columns):
-                b[j * rows + i] = a[i * columns + j]
+                b[j * b_row + i] = a[i * columns + j]
         return
     for block in range(0, rows, _BLOCK):
         i = block if block < rows - _BLOCK else rows - _BLOCK
         for beside in range(0, columns, _BLOCK):
             j = beside if beside < columns - _BLOCK else columns - _BLOCK
-            _transpose_block(at(a, i * columns + j), columns, at(b, j * rows + i), rows)
+            _transpose_block(at(a, i * columns + j), columns, at(b, j * b_row + i), b_row)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,9 +1,10 @@
 """A small ReLU network of one run and how it learns, as compiled functions of flat arrays.
 
-They restate ``lockstep/flat_network.py`` for one run, row by row of the minibatch: a layer is a
-matrix ``[in + 1, out]`` whose last row is the bias, and its input ends with a 1. From
-:func:`forward` on arrays are given as places (:func:`placed`). Tests hold them to
-``learners/published_fit.py``; sums are taken in another order.
+They restate ``lockstep/flat_network.py`` for one run: a layer is a matrix ``[in + 1, out]`` whose
+last row is the bias, and its input is ``[in + 1, samples]``, whose last row is ones. So vectors run
+along the minibatch and are full, however narrow a layer is. From :func:`forward` on arrays are
+given as places (:func:`placed`). Tests hold them to ``learners/published_fit.py``; sums are taken
+in another order.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bmc_torchrl.envs.base import BatchedEnv
-from bmc_torchrl.envs.factored import active_features, one_hot_encoding
-from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, at, compiled, inlined, row_maximum
+from bmc_torchrl.envs.factored import active_features
+from bmc_torchrl.lockstep.numba.formulas import Array, Scalar, at, compiled, inlined
 from bmc_torchrl.lockstep.numba.kernels import BETA1, BETA2, adam, multiply, transpose
 
-__all__ = ["Network", "Work", "describe", "fit", "forward", "work"]
+__all__ = [
+    "Network",
+    "Work",
+    "describe",
+    "fit",
+    "forward",
+    "greedy_actions",
+    "placed",
+    "placed_work",
+    "work",
+]
 
 EMBED_BEYOND = 32
 """Multi-hot inputs wider than this are summed rows of the kernel; narrower ones are multiplied."""
@@ -40,150 +50,168 @@ class Network(NamedTuple):
         widths: of the input, the hidden layers and the output; as all that follow, an int64 array:
             compiled code reads an entry of a tuple through a table of jumps.
         starts: where each layer begins among the parameters, and where the last one ends.
-        outputs: where the input and each layer's output begin in a :class:`Work`, and where the
-            last one ends.
+        outputs: where the input and each layer's output begin in a :class:`Work` of one sample, and
+            where the last one ends.
         slopes: likewise of each layer's slopes.
-        codes: the input of each state with a 1 at its end, ``[states, in + 1]``, or empty.
-        active: positions of the ones in it, int64 ``[states, ones]``, or empty. Without codes and
-            positions, the input is the numbers of the state.
+        active: positions of the ones in each state's input, int64 ``[states, ones]``, or empty if
+            the input is the numbers of the state.
         layers: how many.
-        coded: whether there are codes.
         ones: how many positions there are for a state, 0 if none.
+        embedded: whether the first layer's rows are summed at the positions, the last of which is
+            the bias; if not, the input is multiplied by them.
     """
 
     widths: Array
     starts: Array
     outputs: Array
     slopes: Array
-    codes: Array
     active: Array
     layers: int
-    coded: bool
     ones: int
+    embedded: bool
 
 
 class Work(NamedTuple):
-    """Space for some rows at once, for any run's network; all but `states` are flat float32.
+    """Space for some samples at once, for any run's network; float32 and flat unless said.
 
     Attributes:
-        states: index of each row's state, ``[rows]``.
-        outputs: of the input and of each layer, ``[rows, width + 1]``, each row ending with a 1.
-        slopes: of the loss with respect to each layer's output, ``[batch, width + 1]``.
-        fixed: targets of all outputs, ``[batch, actions + 1]``.
+        states: index of each sample's state, int64.
+        outputs: of the input and of each layer, ``[width + 1, samples]``, the last row ones.
+        slopes: of the loss with respect to each layer's output, ``[width, samples]``.
+        fixed: targets of all outputs, ``[actions, samples]``.
+        best: the largest action value of each sample.
+        chosen: its action, int32.
         gradient: of the loss with respect to the parameters.
-        turned: a transposed layer.
-        sums: a transposed layer's gradient.
+        penalty: of each parameter, added to the gradient so many times as the parameter is large.
+        turned: some numbers sample by sample.
+        sums: the last layer's gradient, action by action.
+        samples: how many there is space for.
     """
 
     states: Array
     outputs: Array
     slopes: Array
     fixed: Array
+    best: Array
+    chosen: Array
     gradient: Array
+    penalty: Array
     turned: Array
     sums: Array
+    samples: int
 
 
-def describe(env: BatchedEnv, hidden: Sequence[int], rows: int, batch: int) -> Network:
-    """The network of `hidden` layers on what the domain of `env` shows of a state.
-
-    Args:
-        env: the domain.
-        hidden: widths.
-        rows: how many are evaluated at once, at most.
-        batch: how many of them learn.
-    """
+def describe(env: BatchedEnv, hidden: Sequence[int]) -> Network:
+    """The network of `hidden` layers on what the domain of `env` shows of a state."""
     domain = env.lanes()
     widths = (domain.num_features, *hidden, domain.num_actions)
-    codes, active = torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.int64)
-    states = torch.arange(domain.num_states)
-    if domain.ones and widths[0] > EMBED_BEYOND:
-        active = _with_last(active_features(states, domain.sizes), widths[0])
-    elif domain.ones:
-        codes = _with_last(one_hot_encoding(states, domain.sizes), 1)
+    active = torch.zeros(0, 0, dtype=torch.int64)
+    embedded = bool(domain.ones) and widths[0] > EMBED_BEYOND
+    if domain.ones:
+        active = active_features(torch.arange(domain.num_states), domain.sizes)
     elif widths[0] != 4:
         raise ValueError(f"A state has four numbers, but the network reads {widths[0]}.")
-    shown = [0 if active.numel() else widths[0] + 1, *(width + 1 for width in widths[1:])]
+    if embedded:
+        active = torch.cat([active, torch.full_like(active[:, :1], widths[0])], -1)
+    shown = [0 if embedded else widths[0] + 1, *(width + 1 for width in widths[1:])]
     return Network(
         widths=np.array(widths),
         starts=_starts((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths)),
-        outputs=_starts(rows * width for width in shown),
-        slopes=_starts(batch * (width + 1) for width in widths[1:]),
-        codes=codes.numpy(),
-        active=active.numpy(),
+        outputs=_starts(shown),
+        slopes=_starts(widths[1:]),
+        active=active.contiguous().numpy(),
         layers=len(widths) - 1,
-        coded=codes.numel() > 0,
         ones=active.shape[1],
+        embedded=embedded,
     )
-
-
-def _with_last(rows: Tensor, value: float) -> Tensor:
-    return torch.cat([rows, torch.full_like(rows[:, :1], value)], -1)
 
 
 def _starts(sizes: Iterable[int]) -> Array:
     return np.array([0, *itertools.accumulate(sizes)])
 
 
-def work(network: Network, rows: int, batch: int) -> Work:
-    """Space for a network that was described for so many rows."""
-    largest = max((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(network.widths))
+def work(network: Network, samples: int, *, learning: bool = False, l2: float = 0.0) -> Work:
+    """Space for `samples`, and for learning from them if they are a minibatch."""
+    widest, actions = int(network.widths.max()) + 1, int(network.widths[-1])
+    learned, last = samples * learning, int(network.starts[-1]) * learning
+    outputs = np.ones(network.outputs[-1] * samples, np.float32)
+    if not network.embedded:
+        outputs[: network.widths[0] * samples] = 0
+    penalty = np.zeros(last, np.float32)
+    for depth in range(network.layers * learning):
+        kernel = int(network.widths[depth] * network.widths[depth + 1])
+        penalty[network.starts[depth] :][:kernel] = 2 * l2
     return Work(
-        states=np.zeros(rows, np.int64),
-        outputs=np.ones(network.outputs[-1], np.float32),
-        slopes=np.zeros(network.slopes[-1], np.float32),
-        fixed=np.zeros(batch * (network.widths[-1] + 1), np.float32),
-        gradient=np.zeros(network.starts[-1], np.float32),
-        turned=np.zeros(largest, np.float32),
-        sums=np.zeros(largest, np.float32),
+        states=np.zeros(samples, np.int64),
+        outputs=outputs,
+        slopes=np.zeros(network.slopes[-1] * learned, np.float32),
+        fixed=np.zeros(actions * learned, np.float32),
+        best=np.zeros(samples, np.float32),
+        chosen=np.zeros(samples, np.int32),
+        gradient=np.zeros(last, np.float32),
+        penalty=penalty,
+        turned=np.zeros(widest * samples, np.float32),
+        sums=np.zeros(last, np.float32),
+        samples=samples,
     )
 
 
 @inlined
-def placed(net: Network, space: Work) -> tuple[Network, Work]:
-    """Both with places instead of arrays, which are eight times as much to hand to a function."""
-    network = Network(
+def placed(net: Network) -> Network:
+    """With places instead of arrays, which are eight times as much to hand to a function."""
+    return Network(
         at(net.widths, 0),
         at(net.starts, 0),
         at(net.outputs, 0),
         at(net.slopes, 0),
-        at(net.codes, 0),
         at(net.active, 0),
         net.layers,
-        net.coded,
         net.ones,
+        net.embedded,
     )
-    work = Work(
+
+
+@inlined
+def placed_work(space: Work) -> Work:
+    """See :func:`placed`."""
+    return Work(
         at(space.states, 0),
         at(space.outputs, 0),
         at(space.slopes, 0),
         at(space.fixed, 0),
+        at(space.best, 0),
+        at(space.chosen, 0),
         at(space.gradient, 0),
+        at(space.penalty, 0),
         at(space.turned, 0),
         at(space.sums, 0),
+        space.samples,
     )
-    return network, work
 
 
 @compiled
-def forward(network: Network, parameters: Array, space: Work, rows: Scalar) -> None:
-    """The layers' outputs for the first `rows` rows; the last are the action values."""
-    last, ones = network.layers - 1, network.ones
+def forward(network: Network, parameters: Array, space: Work, count: Scalar) -> None:
+    """The layers' outputs for the first `count` samples; the last are the action values."""
+    last, ones, samples = network.layers - 1, network.ones, space.samples
     for depth in range(last + 1):
         size, fan_out = network.widths[depth] + 1, network.widths[depth + 1]
         layer = at(parameters, network.starts[depth])
-        output = at(space.outputs, network.outputs[depth + 1])
+        inputs = at(space.outputs, network.outputs[depth] * samples)
+        output = at(space.outputs, network.outputs[depth + 1] * samples)
         floor = _ZERO if depth < last else _NONE
-        if depth == 0 and ones > 0:
-            for row in range(rows):
-                positions = at(network.active, space.states[row] * ones)
-                sum_rows(positions, ones, layer, at(output, row * (fan_out + 1)), fan_out)
-            for j in range(rows * (fan_out + 1)):
-                output[j] = floor if output[j] < floor else output[j]
+        if depth == 0 and network.embedded:
+            turned = space.turned
+            for sample in range(count):
+                positions = at(network.active, space.states[sample] * ones)
+                sum_rows(positions, ones, layer, at(turned, sample * fan_out), fan_out)
+            for j in range(count * fan_out):
+                turned[j] = floor if turned[j] < floor else turned[j]
+            transpose(turned, output, count, fan_out, samples)
+        elif samples == 1:
+            multiply(1, size, fan_out, inputs, size, 1, layer, fan_out, output, fan_out, floor)
         else:
-            inputs = at(space.outputs, network.outputs[depth])
             multiply(
-                rows, size, fan_out, inputs, size, 1, layer, fan_out, output, fan_out + 1, floor
+                fan_out, size, count, layer, 1, fan_out, inputs, samples, output, samples, floor
             )
 
 
@@ -196,48 +224,70 @@ def sum_rows(positions: Array, ones: int, layer: Array, total: Array, width: int
             total[j] = row[j] if number == 0 else total[j] + row[j]
 
 
+@compiled
+def greedy_actions(network: Network, space: Work, count: Scalar) -> None:
+    """The first `count` samples' largest action values, and the first actions that have them."""
+    samples, best, chosen = space.samples, space.best, space.chosen
+    values = at(space.outputs, network.outputs[network.layers] * samples)
+    for j in range(count):
+        best[j], chosen[j] = values[j], 0
+    for action in range(1, network.widths[network.layers]):
+        row = at(values, action * samples)
+        for j in range(count):
+            better = row[j] > best[j]
+            best[j] = row[j] if better else best[j]
+            chosen[j] = np.int32(action) if better else chosen[j]
+
+
 @inlined
-def backward(
-    network: Network, parameters: Array, space: Work, rows: int, taken: Array, sparse: bool
-) -> None:
+def backward(network: Network, parameters: Array, space: Work, taken: Array, sparse: bool) -> None:
     """The gradient, from the slopes of the action values.
 
     Args:
         network: all runs'.
         parameters: the run's.
         space: as :func:`forward` left it, with the last slopes; the others are overwritten.
-        rows: how many.
-        taken: actions ``[rows]``.
+        taken: each sample's action.
         sparse: whether the slopes of all other actions are 0.
     """
-    last, ones = network.layers - 1, network.ones
+    last, ones, batch = network.layers - 1, network.ones, space.samples
     for depth in range(last, -1, -1):
         fan_in, fan_out = network.widths[depth], network.widths[depth + 1]
         start, size = network.starts[depth], fan_in + 1
-        gradient = at(space.gradient, start)
-        slope = at(space.slopes, network.slopes[depth])
-        inputs = at(space.outputs, network.outputs[depth])
-        lower = at(space.slopes, network.slopes[depth - 1]) if depth > 0 else slope
-        turned, sums = space.turned, space.sums
-        if depth > 0:
-            transpose(at(parameters, start), turned, fan_in, fan_out)
+        layer, gradient = at(parameters, start), at(space.gradient, start)
+        slope = at(space.slopes, network.slopes[depth] * batch)
+        inputs = at(space.outputs, network.outputs[depth] * batch)
+        lower = at(space.slopes, network.slopes[depth - 1] * batch) if depth > 0 else slope
+        turned = space.turned
         if sparse and depth > 0 and depth == last and fan_out >= MANY_ACTIONS:
-            from_taken(rows, taken, slope, turned, inputs, lower, gradient, sums, fan_in, fan_out)
-        elif depth == 0 and ones > 0:
-            clear(gradient, size * fan_out)
-            for row in range(rows):
-                positions = at(network.active, space.states[row] * ones)
-                scatter_rows(positions, ones, at(slope, row * (fan_out + 1)), gradient, fan_out)
+            from_taken(space, taken, slope, layer, inputs, lower, gradient, fan_in, fan_out)
         else:
-            multiply(
-                size, rows, fan_out, inputs, 1, size, slope, fan_out + 1, gradient, fan_out, _NONE
-            )
-            if depth > 0:
+            transpose(slope, turned, fan_out, batch, fan_out)
+            if depth == 0 and network.embedded:
+                clear(gradient, size * fan_out)
+                for sample in range(batch):
+                    positions = at(network.active, space.states[sample] * ones)
+                    scatter_rows(positions, ones, at(turned, sample * fan_out), gradient, fan_out)
+            else:
                 multiply(
-                    rows, fan_out, fan_in, slope, fan_out + 1, 1, turned, fan_in, lower, size, _NONE
+                    size,
+                    batch,
+                    fan_out,
+                    inputs,
+                    batch,
+                    1,
+                    turned,
+                    fan_out,
+                    gradient,
+                    fan_out,
+                    _NONE,
                 )
+                if depth > 0:
+                    multiply(
+                        fan_in, fan_out, batch, layer, fan_out, 1, slope, batch, lower, batch, _NONE
+                    )
         if depth > 0:
-            for j in range(rows * size):
+            for j in range(fan_in * batch):
                 lower[j] = lower[j] if inputs[j] > 0 else _ZERO
 
 
@@ -250,35 +300,36 @@ def clear(array: Array, size: int) -> None:
 
 @compiled
 def from_taken(
-    rows: int,
+    space: Work,
     taken: Array,
     slope: Array,
-    turned: Array,
+    layer: Array,
     inputs: Array,
     lower: Array,
     gradient: Array,
-    sums: Array,
     fan_in: int,
     fan_out: int,
 ) -> None:
-    """Gradient and lower slopes of a layer whose slopes have one entry per row that is not 0."""
-    size = fan_in + 1
-    clear(sums, size * fan_out)
-    for row in range(rows):
-        action = taken[row]
-        own = slope[row * (fan_out + 1) + action]
-        kernel, seen = at(turned, action * fan_in), at(inputs, row * size)
-        into, total = at(lower, row * size), at(sums, action * size)
-        for j in range(fan_in):
-            into[j] = own * kernel[j]
+    """Gradient and lower slopes of a layer with one slope per sample that is not 0."""
+    size, batch, own = fan_in + 1, space.samples, space.best
+    clear(space.sums, size * fan_out)
+    transpose(inputs, space.turned, size, batch, size)
+    for sample in range(batch):
+        action = taken[sample]
+        own[sample] = slope[action * batch + sample]
+        seen, total = at(space.turned, sample * size), at(space.sums, action * size)
         for j in range(size):
-            total[j] += own * seen[j]
-    transpose(sums, gradient, fan_out, size)
+            total[j] += own[sample] * seen[j]
+    transpose(space.sums, gradient, fan_out, size, fan_out)
+    for unit in range(fan_in):
+        kernel, into = at(layer, unit * fan_out), at(lower, unit * batch)
+        for sample in range(batch):
+            into[sample] = own[sample] * kernel[taken[sample]]
 
 
 @compiled
 def scatter_rows(positions: Array, ones: int, slope: Array, gradient: Array, width: int) -> None:
-    """Add a row's slopes to the rows of the gradient at `positions`."""
+    """Add a sample's slopes to the rows of the gradient at `positions`."""
     for number in range(ones):
         into = at(gradient, positions[number] * width)
         for j in range(width):
@@ -292,13 +343,12 @@ def fit(
     mean: Array,
     square: Array,
     space: Work,
-    batch: int,
+    after: Work,
     taken: Array,
     reward: Array,
     terminated: Array,
     gamma: Scalar,
     learning_rate: float,
-    l2: float,
     epochs: int,
     first_step: int,
 ) -> Scalar:
@@ -309,48 +359,41 @@ def fit(
         parameters: the run's; they and the moments are changed.
         mean: Adam's first moments.
         square: Adam's second moments.
-        space: :func:`forward` has been called on the minibatch's s, followed by its s′.
-        batch: how many transitions.
-        taken: actions, int64 ``[batch]``.
-        reward: float32 ``[batch]``.
-        terminated: whether s′ ended its episode, bool ``[batch]``.
+        space: :func:`forward` has been called on the minibatch's s.
+        after: likewise on its s′.
+        taken: actions, int64.
+        reward: float32.
+        terminated: whether s′ ended its episode, bool.
         gamma: discount factor, float32.
         learning_rate: Adam's η.
-        l2: kernel penalty.
         epochs: Adam steps.
         first_step: number of the first of them in all, from 1.
 
     Returns:
         The mean squared difference before the first step.
     """
-    actions, last = network.widths[network.layers], network.layers - 1
-    value, width = at(space.outputs, network.outputs[last + 1]), actions + 1
-    slope, fixed = at(space.slopes, network.slopes[last]), space.fixed
-    scale, penalty = np.float32(2 / (actions * batch)), np.float32(2 * l2)
+    actions, last, batch = network.widths[network.layers], network.layers - 1, space.samples
+    value = at(space.outputs, network.outputs[last + 1] * batch)
+    slope, fixed, best = at(space.slopes, network.slopes[last] * batch), space.fixed, after.best
+    scale = np.float32(2 / (actions * batch))
     loss, decayed1, decayed2 = 0.0, BETA1**first_step, BETA2**first_step
-    for j in range(batch * width):
+    for j in range(actions * batch):
         fixed[j] = value[j]
-    for row in range(batch):
-        best = row_maximum(at(value, (batch + row) * width), actions)
-        target = reward[row] + gamma * (_ZERO if terminated[row] else best)
-        chosen = row * width + taken[row]
+    greedy_actions(network, after, batch)
+    for sample in range(batch):
+        target = reward[sample] + gamma * (_ZERO if terminated[sample] else best[sample])
+        chosen = taken[sample] * batch + sample
         error = value[chosen] - target
         fixed[chosen] = target
         loss += np.float64(error) * np.float64(error)
     for epoch in range(epochs):
         if epoch > 0:
             forward(network, parameters, space, batch)
-        for j in range(batch * width):
+        for j in range(actions * batch):
             slope[j] = scale * (value[j] - fixed[j])
-        backward(network, parameters, space, batch, taken, epoch == 0)
-        if penalty > 0:
-            for depth in range(network.layers):
-                kernel = at(parameters, network.starts[depth])
-                slopes = at(space.gradient, network.starts[depth])
-                for j in range(network.widths[depth] * network.widths[depth + 1]):
-                    slopes[j] += penalty * kernel[j]
+        backward(network, parameters, space, taken, epoch == 0)
         rate = learning_rate * math.sqrt(1 - decayed2) / (1 - decayed1)
         decayed1, decayed2 = decayed1 * BETA1, decayed2 * BETA2
         size = network.starts[network.layers]
-        adam(size, parameters, mean, square, space.gradient, np.float32(rate))
+        adam(size, parameters, mean, square, space.gradient, space.penalty, np.float32(rate))
     return loss / (batch * actions)
