@@ -262,7 +262,7 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
 
 
 def _strip(high: int, vectors: int, lanes: int) -> Callable[..., None]:
-    """A function that computes some columns of a product, `high` rows at a time."""
+    """A function that computes some columns of a product, `high` rows at a time, few at the end."""
     tile, low = _tile(high, vectors, lanes), _tile(_LOW, vectors, lanes)
 
     @inlined

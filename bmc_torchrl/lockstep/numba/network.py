@@ -79,11 +79,12 @@ class Work(NamedTuple):
         outputs: of the input and of each layer, ``[width + 1, samples]``, the last row ones.
         slopes: of the loss with respect to each layer's output, ``[width, samples]``.
         fixed: targets of all outputs, ``[actions, samples]``.
-        best: the largest action value of each sample.
-        chosen: its action, int32.
+        best: the largest action value of each sample; where it is learned from, the slope of the
+            action taken.
+        chosen: the action with the largest value, int32.
         gradient: of the loss with respect to the parameters.
-        penalty: of each parameter, added to the gradient so many times as the parameter is large.
-        turned: some numbers sample by sample.
+        penalty: what is added to the gradient for each unit of a parameter.
+        turned: a layer's output, input or slopes, sample by sample.
         sums: the last layer's gradient, action by action.
         samples: how many there is space for.
     """
@@ -133,11 +134,12 @@ def _starts(sizes: Iterable[int]) -> Array:
 def work(network: Network, samples: int, *, learning: bool = False, l2: float = 0.0) -> Work:
     """Space for `samples`, and for learning from them if they are a minibatch."""
     widest, actions = int(network.widths.max()) + 1, int(network.widths[-1])
-    learned, last = samples * learning, int(network.starts[-1]) * learning
+    *_, last, size = (int(start) * learning for start in network.starts)
+    learned = samples * learning
     outputs = np.ones(network.outputs[-1] * samples, np.float32)
     if not network.embedded:
         outputs[: network.widths[0] * samples] = 0
-    penalty = np.zeros(last, np.float32)
+    penalty = np.zeros(size, np.float32)
     for depth in range(network.layers * learning):
         kernel = int(network.widths[depth] * network.widths[depth + 1])
         penalty[network.starts[depth] :][:kernel] = 2 * l2
@@ -148,10 +150,10 @@ def work(network: Network, samples: int, *, learning: bool = False, l2: float = 
         fixed=np.zeros(actions * learned, np.float32),
         best=np.zeros(samples, np.float32),
         chosen=np.zeros(samples, np.int32),
-        gradient=np.zeros(last, np.float32),
+        gradient=np.zeros(size, np.float32),
         penalty=penalty,
         turned=np.zeros(widest * samples, np.float32),
-        sums=np.zeros(last, np.float32),
+        sums=np.zeros(size - last, np.float32),
         samples=samples,
     )
 
@@ -270,18 +272,9 @@ def backward(network: Network, parameters: Array, space: Work, taken: Array, spa
                     scatter_rows(positions, ones, at(turned, sample * fan_out), gradient, fan_out)
             else:
                 multiply(
-                    size,
-                    batch,
-                    fan_out,
-                    inputs,
-                    batch,
-                    1,
-                    turned,
-                    fan_out,
-                    gradient,
-                    fan_out,
-                    _NONE,
-                )
+                    size, batch, fan_out, inputs, batch, 1, turned, fan_out,
+                    gradient, fan_out, _NONE,
+                )  # fmt: skip
                 if depth > 0:
                     multiply(
                         fan_in, fan_out, batch, layer, fan_out, 1, slope, batch, lower, batch, _NONE
